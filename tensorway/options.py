@@ -1,0 +1,80 @@
+"""Options that every service has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from tensorway.flags import flag
+
+MIB = 1024 * 1024
+PORT = click.IntRange(0, 65535)
+SECONDS = click.FloatRange(min=0)
+# 2048 texts of 4096 float32 numbers are 32 MiB; gRPC's own default of 4 MiB
+# failed users of other servers on whichever hop had been forgotten.
+MAX_MESSAGE_MIB = 64
+
+
+@dataclass(frozen=True)
+class ListenOptions:
+    """Where a service listens, and for whom."""
+
+    host: str = flag("127.0.0.1", help="Address to listen on; loopback unless told otherwise.")
+    port: int = flag(0, help="gRPC port; 0 takes a free one.", type=PORT)
+    tls_cert: Path | None = flag(None, help="Certificate chain (PEM); turns TLS on.")
+    tls_key: Path | None = flag(None, help="Private key (PEM) of --tls-cert.")
+    tls_client_ca: Path | None = flag(
+        None, help="CA (PEM) that clients' certificates must be from; turns mutual TLS on."
+    )
+    token_file: Path | None = flag(
+        None, help="File of accepted bearer tokens, one a line; calls without one are refused."
+    )
+    max_message_mib: int = flag(
+        MAX_MESSAGE_MIB,
+        help="Largest gRPC message, in MiB; the same on every hop.",
+        type=click.IntRange(1, 2047),
+    )
+    default_timeout: float = flag(
+        60.0, help="Deadline in seconds for unary calls that set none.", type=SECONDS
+    )
+    grace: float = flag(
+        30.0, help="Seconds that calls in flight get to finish at shutdown.", type=SECONDS
+    )
+    reflection: bool = flag(True, help="Offer server reflection (grpcurl needs it).")
+
+
+@dataclass(frozen=True)
+class DialOptions:
+    """How a service calls others."""
+
+    dial_tls_ca: Path | None = flag(
+        None, help="CA (PEM) that servers' certificates must be from; turns TLS on."
+    )
+    dial_tls_cert: Path | None = flag(None, help="Client certificate chain (PEM) for mutual TLS.")
+    dial_tls_key: Path | None = flag(None, help="Private key (PEM) of --dial-tls-cert.")
+    dial_token_file: Path | None = flag(None, help="File with the bearer token to send.")
+    dial_max_message_mib: int = flag(
+        MAX_MESSAGE_MIB,
+        help="Largest gRPC message to send or take, in MiB.",
+        type=click.IntRange(1, 2047),
+    )
+
+
+@dataclass(frozen=True)
+class ObserveOptions:
+    """What a service tells about itself."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = flag(
+        "info", help="Least severe message to log."
+    )
+    log_format: Literal["text", "json"] = flag("text", help="Shape of a log line.")
+    metrics_host: str = flag("127.0.0.1", help="Address of the metrics port.")
+    metrics_port: int | None = flag(
+        None, help="Prometheus metrics over HTTP; 0 takes a free port.", type=PORT
+    )
+    otlp_endpoint: str | None = flag(
+        None, help="OTLP gRPC endpoint for traces, e.g. http://127.0.0.1:4317."
+    )

@@ -1,0 +1,97 @@
+"""A worker's side of RegistryService: stay registered with every router, leave cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+
+from tensorway.channels import Dialer
+from tensorway.v1 import model_pb2, registry_pb2, registry_pb2_grpc
+
+LOG = logging.getLogger(__name__)
+
+LOAD_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+LEAVE_SECONDS = 2.0
+
+Load = Callable[[], model_pb2.WorkerLoad]
+
+
+@asynccontextmanager
+async def registered(
+    routers: Sequence[str], dialer: Dialer, worker: model_pb2.Worker, load: Load
+) -> AsyncIterator[None]:
+    """Hold a registration with each router; leaving asks for no new work first.
+
+    A router that cannot be reached, or is lost, is tried again every second for as long
+    as this lasts. A router that refuses the worker (its endpoint serves another model)
+    is logged and tried again too, since the other worker may leave.
+    """
+    async with AsyncExitStack() as stack:
+        leaves = []
+        for address in routers:
+            channel = await stack.enter_async_context(dialer.open(address))
+            leaves.append(_Lease(address, channel, dialer, worker, load))
+        yield
+        await asyncio.gather(*(lease.leave() for lease in leaves))
+
+
+class _Lease:
+    """The registration with one router, renewed until we leave."""
+
+    def __init__(
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        dialer: Dialer,
+        worker: model_pb2.Worker,
+        load: Load,
+    ) -> None:
+        self._address = address
+        self._stub = registry_pb2_grpc.RegistryServiceStub(channel)
+        self._dialer = dialer
+        self._worker = worker
+        self._load = load
+        self._leaving = asyncio.Event()
+        self._task = asyncio.create_task(self._keep())
+
+    async def leave(self) -> None:
+        """Tell the router, and wait until it sends nothing new; bounded."""
+        self._leaving.set()
+        await asyncio.wait({self._task}, timeout=LEAVE_SECONDS)
+        self._task.cancel()
+
+    async def _keep(self) -> None:
+        while not self._leaving.is_set():
+            try:
+                await self._hold()
+            except grpc.aio.AioRpcError as error:
+                LOG.warning("router %s: %s; trying again", self._address, error.details())
+                await _wait(self._leaving, RETRY_SECONDS)
+
+    async def _hold(self) -> None:
+        call = self._stub.Register(self._messages(), metadata=self._dialer.metadata())
+        async for answer in call:
+            if answer.state == model_pb2.WORKER_STATE_DRAINING:
+                return
+            LOG.info("registered with %s as %s", self._address, answer.worker_id)
+
+    async def _messages(self) -> AsyncIterator[registry_pb2.RegisterRequest]:
+        yield registry_pb2.RegisterRequest(registration=self._worker)
+        while not await _wait(self._leaving, LOAD_SECONDS):
+            yield registry_pb2.RegisterRequest(load=self._load())
+        yield registry_pb2.RegisterRequest(drain=registry_pb2.Drain())
+        # The router ends the stream by answering; ours stays open until then.
+        await asyncio.sleep(LEAVE_SECONDS)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

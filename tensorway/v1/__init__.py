@@ -1,0 +1,1 @@
+"""Generated from protos/tensorway/v1 by `make protos`."""
