@@ -78,3 +78,19 @@ class ObserveOptions:
     otlp_endpoint: str | None = flag(
         None, help="OTLP gRPC endpoint for traces, e.g. http://127.0.0.1:4317."
     )
+
+
+@dataclass(frozen=True)
+class RegisterOptions:
+    """How a worker makes itself known."""
+
+    router: tuple[str, ...] = flag(
+        (), help="Router to register with, host:port; several may be given."
+    )
+    endpoint: str = flag(
+        "tensorway.backend.embed",
+        help="The worker's place, namespace.component.endpoint; one model each.",
+    )
+    advertise: str | None = flag(
+        None, help="Address others reach this worker at; default: --host and the port it got."
+    )
