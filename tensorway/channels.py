@@ -17,6 +17,10 @@ _CLIENT_KEEPALIVE = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+)  # gRPC waits up to 2 min between attempts: too long for a worker whose router restarted.
+_RECONNECT = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 _SERVER_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 60_000),
@@ -46,9 +50,10 @@ class Dialer:
     """Opens channels with one set of options, and writes the metadata of calls."""
 
     def __init__(self, options: DialOptions) -> None:
-        self._arguments = (*message_limits(options.dial_max_message_mib), *_CLIENT_KEEPALIVE)
+        limits = message_limits(options.dial_max_message_mib)
+        self._arguments = (*limits, *_CLIENT_KEEPALIVE, *_RECONNECT)
         self._credentials = channel_credentials(options)
-        tokens = read_tokens(options.dial_token_file)
+        tokens = read_tokens(options.dial_token_file, "--dial-token-file")
         self._authorization: Metadata = (
             (("authorization", f"Bearer {tokens[0].decode()}"),) if tokens else ()
         )

@@ -19,11 +19,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "tensorway"
 STATUS_DETAILS = "grpc-status-details-bin"
@@ -150,25 +152,41 @@ HTTP_STATUSES: dict[type[TensorwayError], int] = {
 }
 
 _BY_CODE = {code: error for error, code in GRPC_CODES.items() if error is not TooLarge}
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+# An error travels three times in metadata, percent-encoded and as base64; gRPC clients
+# drop metadata over 8 KiB and would show RESOURCE_EXHAUSTED instead of the error.
+_MESSAGE_BYTES = 1024
+
+
+def grpc_code(error: TensorwayError) -> grpc.StatusCode:
+    """The gRPC code of an error, by the nearest class in the table."""
+    return GRPC_CODES[_kind(error)]
+
+
+def http_status(error: TensorwayError) -> int:
+    """The HTTP status of an error, by the nearest class in the table."""
+    return HTTP_STATUSES[_kind(error)]
 
 
 def to_status(error: TensorwayError) -> status_pb2.Status:
     """The error as google.rpc.Status, with ErrorInfo and what else it knows."""
+    message = _clip(error.message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     details = [_pack(info)]
     if error.field:
         info.metadata["field"] = error.field
         details[0] = _pack(info)
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
+            field=error.field, description=message
         )
         details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
     if error.retry_after is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(error.retry_after * 1000))
         details.append(_pack(retry))
-    code: int = GRPC_CODES[type(error)].value[0]
-    return status_pb2.Status(code=code, message=error.message, details=details)
+    code: int = grpc_code(error).value[0]
+    return status_pb2.Status(code=code, message=message, details=details)
 
 
 def from_status(status: status_pb2.Status) -> TensorwayError:
@@ -180,9 +198,9 @@ def from_status(status: status_pb2.Status) -> TensorwayError:
     )
     for detail in status.details:
         for message in (info, bad_request, retry):
-            detail.Unpack(message)
-    code = next(c for c in grpc.StatusCode if c.value[0] == (status.code or code_pb2.UNKNOWN))
-    kind = _BY_CODE.get(code, Internal)
+            with suppress(DecodeError):
+                detail.Unpack(message)
+    kind = _BY_CODE.get(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), Internal)
     if kind is ResourceExhausted and (
         info.reason == TooLarge.reason or "message larger than max" in status.message
     ):
@@ -198,17 +216,31 @@ def from_status(status: status_pb2.Status) -> TensorwayError:
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TensorwayError:
     """What a failed client call says, as a domain error."""
     trailing: Any = error.trailing_metadata() or ()
-    if (details := dict(trailing).get(STATUS_DETAILS)) is not None:
-        return from_status(status_pb2.Status.FromString(details))
     code: int = error.code().value[0]
-    return from_status(status_pb2.Status(code=code, message=error.details() or ""))
+    status = status_pb2.Status(code=code, message=error.details() or "")
+    # Details of foreign servers may be damaged, or speak of another error.
+    with suppress(DecodeError):
+        detailed = status_pb2.Status.FromString(dict(trailing).get(STATUS_DETAILS, b""))
+        status = detailed if detailed.code == code else status
+    return from_status(status)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TensorwayError) -> NoReturn:
     """End a call with the error; always raises."""
     status = to_status(error)
     details = ((STATUS_DETAILS, status.SerializeToString()),)
-    await context.abort(GRPC_CODES[type(error)], error.message, details)
+    await context.abort(grpc_code(error), status.message, details)
+
+
+def _kind(error: TensorwayError) -> type[TensorwayError]:
+    return next((kind for kind in type(error).__mro__ if kind in GRPC_CODES), Internal)
+
+
+def _clip(message: str) -> str:
+    data = message.encode(errors="replace")
+    if len(data) <= _MESSAGE_BYTES:
+        return data.decode()
+    return data[:_MESSAGE_BYTES].decode(errors="ignore") + "..."
 
 
 def _pack(message: object) -> any_pb2.Any:

@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,12 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from tensorway import credentials, errors, logs, metrics, telemetry
+from tensorway import credentials, errors, logs, messages, metrics, telemetry
 from tensorway.channels import REQUEST_ID
+from tensorway.messages import Codec
 
 LOG = logging.getLogger(__name__)
 
-Codec = Callable[[Any], Any] | None
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -34,7 +34,7 @@ class Service:
 
     descriptor: ServiceDescriptor
     servicer: object
-    codecs: Mapping[str, tuple[Codec, Codec]] = field(default_factory=dict)
+    codecs: Mapping[str, tuple[Codec | None, Codec | None]] = field(default_factory=dict)
     """Method -> (request deserializer, response serializer) where messages stay bytes."""
     lasting: frozenset[str] = frozenset()
     """Methods whose calls only end when somebody leaves; shutdown does not wait for them."""
@@ -45,9 +45,12 @@ class Service:
 class Calls:
     """The calls in flight of one server, and the rules that hold for all of them."""
 
-    def __init__(self, tokens: tuple[bytes, ...], default_timeout: float) -> None:
+    def __init__(
+        self, tokens: tuple[bytes, ...], default_timeout: float, max_message_bytes: int
+    ) -> None:
         self._tokens = tokens
         self._default_timeout = default_timeout
+        self._max_message_bytes = max_message_bytes
         self._tasks: dict[asyncio.Task[Any], bool] = {}
         self._expired = False
 
@@ -73,31 +76,38 @@ class Calls:
         name = f"{service.descriptor.full_name}/{method.name}"
         streaming = method.client_streaming or method.server_streaming
         rules = _Rules(name, streaming, method.name in service.lasting, service.open)
+        decode, encode = self._codecs(service, method)
         function = getattr(service.servicer, method.name)
-        wrap = self._generator if inspect.isasyncgenfunction(function) else self._coroutine
-        deserialize, serialize = service.codecs.get(
+        if inspect.isasyncgenfunction(function):
+            function = _written(function)
+        # A single message is coded inside the call, where errors are translated.
+        handle = self._handle(
+            function,
+            rules,
+            messages.same if method.client_streaming else decode,
+            messages.same if method.server_streaming else encode,
+        )
+        return _KINDS[method.client_streaming, method.server_streaming](
+            handle,
+            decode if method.client_streaming else None,
+            encode if method.server_streaming else None,
+        )
+
+    def _codecs(self, service: Service, method: MethodDescriptor) -> tuple[Codec, Codec]:
+        parse, serialize = service.codecs.get(
             method.name,
             (
                 GetMessageClass(method.input_type).FromString,
                 GetMessageClass(method.output_type).SerializeToString,
             ),
         )
-        return _KINDS[method.client_streaming, method.server_streaming](
-            wrap(function, rules), deserialize, serialize
-        )
+        decode = messages.decoder(parse or messages.same, method.input_type.name)
+        return decode, messages.encoder(serialize or messages.same, self._max_message_bytes)
 
-    def _coroutine(self, function: Any, rules: _Rules) -> Any:
+    def _handle(self, function: Any, rules: _Rules, decode: Codec, encode: Codec) -> Any:
         async def handle(request: Any, context: Context) -> Any:
             async with self._call(rules, context):
-                return await function(request, context)
-
-        return handle
-
-    def _generator(self, function: Any, rules: _Rules) -> Any:
-        async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._call(rules, context):
-                async for response in function(request, context):
-                    yield response
+                return encode(await function(decode(request), context))
 
         return handle
 
@@ -109,44 +119,83 @@ class Calls:
         self._tasks[task] = rules.lasting
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or uuid.uuid4().hex)
-        try:
-            if self._tokens and not rules.open:
-                credentials.check_token(headers.get("authorization", ""), self._tokens)
-            with telemetry.server_span(rules.name, headers):
-                async with asyncio.timeout(self._timeout(rules, context)):
+        with telemetry.server_span(rules.name, headers) as span:
+            try:
+                if self._tokens and not rules.open:
+                    credentials.check_token(headers.get("authorization", ""), self._tokens)
+                async with _deadline(self._timeout(rules, context)):
                     yield
-        except BaseException as raised:
-            error = self._translate(raised)
-            code = errors.GRPC_CODES[type(error)]
-            if isinstance(raised, grpc.aio.AbortError) or (
-                isinstance(error, errors.Cancelled) and not self._expired
-            ):
+            except grpc.aio.AbortError:
+                code = _code(context)
                 raise
-            await errors.abort(context, error)
-        finally:
-            del self._tasks[task]
-            metrics.RPCS.labels(rules.name, code.name).inc()
-            metrics.RPC_SECONDS.labels(rules.name).observe(time.perf_counter() - started)
+            except BaseException as raised:
+                error = self._translate(raised, context)
+                code = errors.grpc_code(error)
+                # The caller is gone: there is nobody to answer.
+                if not (isinstance(raised, Exception) or self._expired):
+                    raise
+                await errors.abort(context, error)
+            finally:
+                del self._tasks[task]
+                telemetry.end_rpc(span, rules.name, code)
+                metrics.RPCS.labels(rules.name, code.name).inc()
+                metrics.RPC_SECONDS.labels(rules.name).observe(time.perf_counter() - started)
 
     def _timeout(self, rules: _Rules, context: Context) -> float | None:
         given = context.time_remaining() is not None
         return None if given or rules.streaming else self._default_timeout
 
-    def _translate(self, raised: BaseException) -> errors.TensorwayError:
+    def _translate(self, raised: BaseException, context: Context) -> errors.TensorwayError:
+        error: errors.TensorwayError
         match raised:
             case errors.TensorwayError():
-                return raised
+                error = raised
             case grpc.aio.AioRpcError():
-                return errors.from_rpc_error(raised)
+                error = errors.from_rpc_error(raised)
+            case BaseExceptionGroup(exceptions=[first, *_]):
+                error = self._translate(first, context)
             case TimeoutError():
-                return errors.DeadlineExceeded(f"no answer within {self._default_timeout} s")
-            case asyncio.CancelledError() if self._expired:
-                return errors.Unavailable("the server is shutting down")
+                error = errors.DeadlineExceeded(str(raised) or "a step of the call took too long")
             case asyncio.CancelledError() | GeneratorExit():
-                return errors.Cancelled("the call was cancelled")
+                error = self._cancelled(context)
             case _:
                 LOG.error("call failed", exc_info=raised)
-                return errors.Internal("internal error")
+                error = errors.Internal("internal error")
+        return error
+
+    def _cancelled(self, context: Context) -> errors.TensorwayError:
+        if context.time_remaining() == 0:
+            return errors.DeadlineExceeded("the caller's deadline passed")
+        if self._expired:
+            return errors.Unavailable("the server is shutting down")
+        return errors.Cancelled("the call was cancelled")
+
+
+def _written(function: Any) -> Any:
+    # gRPC would drop a generator whose caller left while a message was on its way; it
+    # would then end whenever it is collected, in another task.
+    async def write(request: Any, context: Context) -> None:
+        async with aclosing(function(request, context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    return write
+
+
+@asynccontextmanager
+async def _deadline(seconds: float | None) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as timer:
+            yield
+    except TimeoutError:
+        if timer.expired():
+            raise errors.DeadlineExceeded(f"no answer within {seconds:g} s") from None
+        raise
+
+
+def _code(context: Context) -> grpc.StatusCode:
+    given: Any = context.code()
+    return next(code for code in grpc.StatusCode if given in (code, code.value[0]))
 
 
 @dataclass(frozen=True)
@@ -157,7 +206,9 @@ class _Rules:
     open: bool
 
 
-_KINDS: dict[tuple[bool, bool], Callable[[Any, Codec, Codec], grpc.RpcMethodHandler[Any, Any]]] = {
+_KINDS: dict[
+    tuple[bool, bool], Callable[[Any, Codec | None, Codec | None], grpc.RpcMethodHandler[Any, Any]]
+] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, False): grpc.stream_unary_rpc_method_handler,

@@ -13,7 +13,7 @@ from tensorway.options import ObserveOptions
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
-TEXT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
+TEXT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s %(trace_id)s] %(message)s"
 JSON = "%(asctime)s %(levelname)s %(name)s %(request_id)s %(trace_id)s %(message)s"
 
 
@@ -29,5 +29,5 @@ def setup(options: ObserveOptions) -> None:
 def _add_ids(record: logging.LogRecord) -> bool:
     span = trace.get_current_span().get_span_context()
     record.request_id = request_id.get()
-    record.trace_id = trace.format_trace_id(span.trace_id)
+    record.trace_id = trace.format_trace_id(span.trace_id) if span.is_valid else "-"
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY, Counter, Histogram, start_http_server
 
+from tensorway.flags import BadFlag
 from tensorway.options import ObserveOptions
 
 # From 1 ms up: buckets that start at 1 s show nothing of an embedding's latency.
@@ -27,6 +28,10 @@ def serve(options: ObserveOptions) -> int | None:
     """Show the metrics over HTTP; returns the port, or None when there is none."""
     if options.metrics_port is None:
         return None
-    server, _ = start_http_server(options.metrics_port, options.metrics_host, REGISTRY)
+    try:
+        server, _ = start_http_server(options.metrics_port, options.metrics_host, REGISTRY)
+    except OSError as error:
+        address = f"{options.metrics_host}:{options.metrics_port}"
+        raise BadFlag(f"--metrics-port: cannot listen on {address}: {error.strerror}") from error
     port: int = server.server_port
     return port

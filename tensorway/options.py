@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from tensorway.flags import flag
 
+
+class Seconds(click.FloatRange):
+    """A number of seconds; unlike click's own range, never nan or infinite."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse and check the text of a flag."""
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
+
 MIB = 1024 * 1024
 PORT = click.IntRange(0, 65535)
-SECONDS = click.FloatRange(min=0)
+SECONDS = Seconds(min=0)
 # 2048 texts of 4096 float32 numbers are 32 MiB; gRPC's own default of 4 MiB
 # failed users of other servers on whichever hop had been forgotten.
 MAX_MESSAGE_MIB = 64
@@ -38,7 +55,9 @@ class ListenOptions:
         type=click.IntRange(1, 2047),
     )
     default_timeout: float = flag(
-        60.0, help="Deadline in seconds for unary calls that set none.", type=SECONDS
+        60.0,
+        help="Deadline in seconds for unary calls that set none.",
+        type=Seconds(min=0, min_open=True),
     )
     grace: float = flag(
         30.0, help="Seconds that calls in flight get to finish at shutdown.", type=SECONDS

@@ -18,8 +18,9 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tensorway.channels import server_arguments
 from tensorway.credentials import is_loopback, read_tokens, server_credentials
+from tensorway.flags import BadFlag
 from tensorway.handlers import Calls, Service
-from tensorway.options import ListenOptions
+from tensorway.options import MIB, ListenOptions
 
 LOG = logging.getLogger(__name__)
 
@@ -43,20 +44,18 @@ class Server:
         self._options = options
         self._health = HealthServicer()
         self._names = [service.descriptor.full_name for service in services]
-        self._calls = Calls(read_tokens(options.token_file), options.default_timeout)
+        self._calls = Calls(
+            read_tokens(options.token_file),
+            options.default_timeout,
+            options.max_message_mib * MIB,
+        )
         self._server = grpc.aio.server(options=server_arguments(options.max_message_mib))
         self._server.add_generic_rpc_handlers(
             tuple(self._calls.handler(s) for s in (*services, *self._standard_services()))
         )
 
     async def __aenter__(self) -> Self:
-        address = f"{self._options.host}:{self._options.port}"
-        if (tls := server_credentials(self._options)) is not None:
-            self.port = self._server.add_secure_port(address, tls)
-        else:
-            self.port = self._server.add_insecure_port(address)
-            if not is_loopback(self._options.host):
-                LOG.warning("plaintext on %s: anyone who reaches it can read and call", address)
+        self.port = self._bind()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
         LOG.info("listening on %s:%d", self._options.host, self.port)
@@ -82,6 +81,20 @@ class Server:
         """Tell health checks whether calls are answered."""
         states = health_pb2.HealthCheckResponse
         await self._set_health(states.SERVING if serving else states.NOT_SERVING)
+
+    def _bind(self) -> int:
+        options = self._options
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address, tls = f"{host}:{options.port}", server_credentials(options)
+        if tls is None and not is_loopback(options.host):
+            LOG.warning("plaintext on %s: anyone who reaches it can read and call", address)
+        try:
+            if tls is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, tls)
+        except RuntimeError as error:
+            reason = "in use, or not an address of this machine"
+            raise BadFlag(f"--host and --port: cannot listen on {address}: {reason}") from error
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", *self._names):
@@ -134,6 +147,8 @@ def run(service: Callable[[Stop], Awaitable[None]]) -> None:
         asyncio.run(_run(service))
     except asyncio.CancelledError:
         sys.exit(130)
+    except BadFlag:
+        raise
     except Exception:
         LOG.critical("stopped by an error", exc_info=True)
         sys.exit(1)

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
+import grpc
 from opentelemetry import propagate, trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 TRACER = trace.get_tracer("tensorway")
+
+Operation = Literal["embeddings", "text_completion", "generate_content"]
+
+# The conventions call these a server's errors; every other code is the caller's.
+_SERVER_FAULTS = {
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DATA_LOSS,
+}
 
 
 def setup(service: str, endpoint: str | None) -> None:
@@ -32,10 +46,26 @@ def setup(service: str, endpoint: str | None) -> None:
 @contextmanager
 def server_span(name: str, headers: Mapping[str, str]) -> Iterator[Span]:
     """A span for a call that came in, under the caller's span if it sent one."""
+    # An error here is how the call ended, which end_rpc tells; most are the caller's.
     with TRACER.start_as_current_span(
-        name, context=propagate.extract(headers), kind=SpanKind.SERVER
+        name,
+        context=propagate.extract(headers),
+        kind=SpanKind.SERVER,
+        record_exception=False,
+        set_status_on_exception=False,
     ) as span:
         yield span
+
+
+def end_rpc(span: Span, method: str, code: grpc.StatusCode) -> None:
+    """Say how the call of a server span ended."""
+    if not span.is_recording():
+        return
+    attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+    span.set_attributes({**attributes, "rpc.response.status_code": code.name})
+    if code in _SERVER_FAULTS:
+        span.set_attribute("error.type", code.name)
+        span.set_status(StatusCode.ERROR)
 
 
 @contextmanager
@@ -43,6 +73,30 @@ def span(name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Span]:
     """A span for work inside a call."""
     with TRACER.start_as_current_span(name, attributes=attributes) as span:
         yield span
+
+
+@contextmanager
+def model_span(operation: Operation, model: str) -> Iterator[Span]:
+    """A span for a model's work, named and described by the GenAI conventions.
+
+    What the work cost is known at its end; :func:`set_usage` adds it.
+    """
+    attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "tensorway",
+        "gen_ai.request.model": model,
+    }
+    with TRACER.start_as_current_span(
+        f"{operation} {model}", attributes=attributes, kind=SpanKind.CLIENT
+    ) as span:
+        yield span
+
+
+def set_usage(span: Span, input_tokens: int, output_tokens: int = 0) -> None:
+    """Tell the tokens of a model's work; output tokens only where some were generated."""
+    span.set_attribute("gen_ai.usage.input_tokens", input_tokens)
+    if output_tokens:
+        span.set_attribute("gen_ai.usage.output_tokens", output_tokens)
 
 
 def headers() -> dict[str, str]:
