@@ -54,6 +54,7 @@ class GeneratorServiceServicer(object):
     def Generate(self, request_iterator, context):
         """Generate takes the request, then, when it announces an encoder result, the
         result's chunks and its end; it answers with tokens as they come.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

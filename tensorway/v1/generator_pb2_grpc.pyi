@@ -36,6 +36,7 @@ class GeneratorServiceStub:
     Generate: _grpc.StreamStreamMultiCallable[_generator_pb2.GenerateRequest, _generator_pb2.GenerateResponse]
     """Generate takes the request, then, when it announces an encoder result, the
     result's chunks and its end; it answers with tokens as they come.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_generator_pb2.GeneratorServiceGetModelRequest, _generator_pb2.GeneratorServiceGetModelResponse]
     """GetModel tells what the generator accepts."""
@@ -48,6 +49,7 @@ class GeneratorServiceAsyncStub(GeneratorServiceStub):
     Generate: _aio.StreamStreamMultiCallable[_generator_pb2.GenerateRequest, _generator_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate takes the request, then, when it announces an encoder result, the
     result's chunks and its end; it answers with tokens as they come.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_generator_pb2.GeneratorServiceGetModelRequest, _generator_pb2.GeneratorServiceGetModelResponse]  # type: ignore[assignment]
     """GetModel tells what the generator accepts."""
@@ -63,6 +65,7 @@ class GeneratorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generator_pb2.GenerateResponse], _abc.AsyncIterator[_generator_pb2.GenerateResponse]]:
         """Generate takes the request, then, when it announces an encoder result, the
         result's chunks and its end; it answers with tokens as they come.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 
     @_abc_1.abstractmethod
