@@ -27,6 +27,9 @@ LOG = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+# gRPC cancels a call whose caller left, or fails to write to it, whichever comes first.
+_CALLER_LEFT = (asyncio.CancelledError, grpc.aio.InternalError)
+
 
 @dataclass(frozen=True)
 class Service:
@@ -113,7 +116,7 @@ class Calls:
 
     @asynccontextmanager
     async def _call(self, rules: _Rules, context: Context) -> AsyncIterator[None]:
-        started, code = time.perf_counter(), grpc.StatusCode.OK
+        started, code = time.perf_counter(), grpc.StatusCode.UNKNOWN
         task = asyncio.current_task()
         assert task is not None
         self._tasks[task] = rules.lasting
@@ -125,15 +128,15 @@ class Calls:
                     credentials.check_token(headers.get("authorization", ""), self._tokens)
                 async with _deadline(self._timeout(rules, context)):
                     yield
+                code = grpc.StatusCode.OK
             except grpc.aio.AbortError:
                 code = _code(context)
                 raise
-            except BaseException as raised:
+            except (Exception, asyncio.CancelledError) as raised:
                 error = self._translate(raised, context)
                 code = errors.grpc_code(error)
-                # The caller is gone: there is nobody to answer.
-                if not (isinstance(raised, Exception) or self._expired):
-                    raise
+                if isinstance(raised, _CALLER_LEFT) and not self._expired:
+                    raise asyncio.CancelledError from raised
                 await errors.abort(context, error)
             finally:
                 del self._tasks[task]
@@ -156,7 +159,7 @@ class Calls:
                 error = self._translate(first, context)
             case TimeoutError():
                 error = errors.DeadlineExceeded(str(raised) or "a step of the call took too long")
-            case asyncio.CancelledError() | GeneratorExit():
+            case asyncio.CancelledError() | grpc.aio.InternalError():
                 error = self._cancelled(context)
             case _:
                 LOG.error("call failed", exc_info=raised)

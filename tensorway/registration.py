@@ -32,12 +32,14 @@ async def registered(
     is logged and tried again too, since the other worker may leave.
     """
     async with AsyncExitStack() as stack:
-        leaves = []
+        leases: list[_Lease] = []
         for address in routers:
             channel = await stack.enter_async_context(dialer.open(address))
-            leaves.append(_Lease(address, channel, dialer, worker, load))
-        yield
-        await asyncio.gather(*(lease.leave() for lease in leaves))
+            leases.append(_Lease(address, channel, dialer, worker, load))
+        try:
+            yield
+        finally:
+            await asyncio.gather(*(lease.leave() for lease in leases))
 
 
 class _Lease:
@@ -64,21 +66,31 @@ class _Lease:
         self._leaving.set()
         await asyncio.wait({self._task}, timeout=LEAVE_SECONDS)
         self._task.cancel()
+        await asyncio.wait({self._task})
 
     async def _keep(self) -> None:
+        said = ""
         while not self._leaving.is_set():
             try:
                 await self._hold()
+                why = "it ended the registration"
             except grpc.aio.AioRpcError as error:
-                LOG.warning("router %s: %s; trying again", self._address, error.details())
-                await _wait(self._leaving, RETRY_SECONDS)
+                why = error.details() or error.code().name
+            # Once for each cause: a router may be away for hours.
+            if why != said and not self._leaving.is_set():
+                LOG.warning("not registered with router %s: %s; trying again", self._address, why)
+            said = why
+            await _wait(self._leaving, RETRY_SECONDS)
 
     async def _hold(self) -> None:
         call = self._stub.Register(self._messages(), metadata=self._dialer.metadata())
-        async for answer in call:
-            if answer.state == model_pb2.WORKER_STATE_DRAINING:
-                return
-            LOG.info("registered with %s as %s", self._address, answer.worker_id)
+        try:
+            async for answer in call:
+                if answer.state == model_pb2.WORKER_STATE_DRAINING:
+                    return
+                LOG.info("registered with %s as %s", self._address, answer.worker_id)
+        finally:
+            call.cancel()
 
     async def _messages(self) -> AsyncIterator[registry_pb2.RegisterRequest]:
         yield registry_pb2.RegisterRequest(registration=self._worker)
