@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY, Counter, Histogram, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 
 from tensorway.flags import BadFlag
 from tensorway.options import ObserveOptions
@@ -24,14 +24,13 @@ RPC_SECONDS = Histogram(
 )
 
 
-def serve(options: ObserveOptions) -> int | None:
-    """Show the metrics over HTTP; returns the port, or None when there is none."""
+def serve(options: ObserveOptions, registry: CollectorRegistry = REGISTRY) -> str:
+    """Show the metrics over HTTP; returns the address, empty when there is none."""
     if options.metrics_port is None:
-        return None
+        return ""
     try:
-        server, _ = start_http_server(options.metrics_port, options.metrics_host, REGISTRY)
+        server, _ = start_http_server(options.metrics_port, options.metrics_host, registry)
     except OSError as error:
         address = f"{options.metrics_host}:{options.metrics_port}"
         raise BadFlag(f"--metrics-port: cannot listen on {address}: {error.strerror}") from error
-    port: int = server.server_port
-    return port
+    return f"{options.metrics_host}:{server.server_port}"

@@ -1,0 +1,99 @@
+"""Errors in OpenAI's shape: the shim's only translation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tensorway import errors
+
+LOG = logging.getLogger(__name__)
+
+# Places in the gRPC request, as the JSON body calls them.
+_INPUT = re.compile(r"\b(?:texts\.texts|tokens\.sequences|texts(?=\[)|sequences(?=\[))")
+_IDS = re.compile(r"(?<=\])\.ids\b")
+
+
+def to_domain(raised: BaseException) -> errors.TensorwayError:
+    """What went wrong, as a domain error that tells no internals."""
+    match raised:
+        case errors.TensorwayError():
+            return raised
+        case grpc.aio.AioRpcError():
+            return _from_rpc(raised)
+        case TimeoutError():
+            return errors.DeadlineExceeded("the request took too long")
+        case asyncio.CancelledError():
+            return errors.Unavailable("the server is shutting down")
+        case _:
+            LOG.error("request failed", exc_info=raised)
+            return errors.Internal("internal error")
+
+
+def to_response(error: errors.TensorwayError) -> Response:
+    """The error as an HTTP answer."""
+    status, headers = errors.http_status(error), {}
+    if error.retry_after is not None or status == HTTPStatus.TOO_MANY_REQUESTS:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 0)))
+    if isinstance(error, errors.Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    field = "model" if isinstance(error, errors.NotFound) else error.field
+    return _response(
+        status,
+        _in_json_terms(error.message),
+        _in_json_terms(field) or None,
+        error.reason.lower(),
+        headers,
+    )
+
+
+async def on_http_exception(request: Request, raised: Exception) -> Response:
+    """Starlette's own refusals: no such route, or another method."""
+    assert isinstance(raised, HTTPException)
+    reason = HTTPStatus(raised.status_code).phrase
+    message = f"{request.method} {request.url.path}: {reason.lower()}"
+    code = reason.lower().replace(" ", "_")
+    return _response(raised.status_code, message, None, code, dict(raised.headers or {}))
+
+
+def _response(
+    status: int, message: str, param: str | None, code: str, headers: dict[str, str]
+) -> Response:
+    error = {"message": message, "type": _kind(status), "param": param, "code": code}
+    body = orjson.dumps({"error": error})
+    return Response(body, status, headers, media_type="application/json")
+
+
+def _kind(status: int) -> str:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
+    client = status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return "invalid_request_error" if client else "server_error"
+
+
+def _from_rpc(raised: grpc.aio.AioRpcError) -> errors.TensorwayError:
+    error = errors.from_rpc_error(raised)
+    trailing: Any = raised.trailing_metadata() or ()
+    said_by_us = errors.STATUS_DETAILS in dict(trailing)
+    if isinstance(error, errors.Internal):
+        LOG.error("call failed: %s: %s", raised.code(), raised.details())
+        return errors.Internal("internal error")
+    # gRPC's own text about a lost connection tells addresses inside.
+    if isinstance(error, errors.Unavailable) and not said_by_us:
+        LOG.warning("router: %s", raised.details())
+        return errors.Unavailable("the router cannot be reached")
+    return error
+
+
+def _in_json_terms(text: str) -> str:
+    return _IDS.sub("", _INPUT.sub("input", text))

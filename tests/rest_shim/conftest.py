@@ -1,0 +1,87 @@
+"""A shim on a real HTTP port, with a fake router behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from rest_shim.app import create_app
+from rest_shim.options import RestOptions
+from rest_shim.server import listen, uvicorn_config
+from tensorway.options import DialOptions, ListenOptions
+from tensorway.serving import Server
+from tests.rest_shim.fakes import MODEL, FakeRouter
+
+
+@dataclass
+class Shim:
+    """A running shim: where it is, a client of it, and the router behind it."""
+
+    url: str
+    http: httpx.AsyncClient
+    router: FakeRouter
+
+    async def embed(self, **body: Any) -> httpx.Response:
+        """POST /v1/embeddings, for the fake's model unless told otherwise."""
+        return await self.http.post("/v1/embeddings", json={"model": MODEL, **body})
+
+    async def post(self, body: bytes) -> httpx.Response:
+        """POST /v1/embeddings with these bytes."""
+        return await self.http.post("/v1/embeddings", content=body)
+
+
+Shims = Callable[..., AbstractAsyncContextManager[Shim]]
+
+
+@asynccontextmanager
+async def start_shim(
+    rest: RestOptions | None = None,
+    dial: DialOptions | None = None,
+    router_options: ListenOptions | None = None,
+) -> AsyncIterator[Shim]:
+    """A shim with these options on a free port, and a fake router behind it."""
+    router = FakeRouter()
+    async with AsyncExitStack() as stack:
+        server = Server(router_options or ListenOptions(), router.services())
+        await stack.enter_async_context(server)
+        await server.set_serving()
+        target = f"127.0.0.1:{server.port}"
+        options = replace(rest or RestOptions(), port=0, router=target)
+        url = await stack.enter_async_context(_served(options, dial or DialOptions()))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, verify=False))
+        yield Shim(url, http, router)
+
+
+@asynccontextmanager
+async def _served(rest: RestOptions, dial: DialOptions) -> AsyncIterator[str]:
+    # Connections wait in the listening socket until the server has started.
+    listener = listen(rest)
+    server = uvicorn.Server(uvicorn_config(rest, partial(create_app, rest, dial)))
+    task = asyncio.create_task(server.serve([listener]))
+    scheme = "https" if rest.tls_cert else "http"
+    try:
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+def shims() -> Shims:
+    """The :func:`start_shim` context manager."""
+    return start_shim
+
+
+@pytest.fixture
+async def shim() -> AsyncIterator[Shim]:
+    """A shim with default options."""
+    async with start_shim() as shim:
+        yield shim

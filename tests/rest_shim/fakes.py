@@ -1,0 +1,131 @@
+"""A router without models behind it: the same contract, checks and vectors by a rule."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tensorway import errors, wire
+from tensorway.handlers import Service
+from tensorway.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, model_pb2, model_pb2_grpc
+
+VOCAB = 1000
+MODEL = "org/fake-embed"
+ALIAS = "fake"
+
+
+def vector(value: str | list[int], width: int = 8) -> np.ndarray:
+    """The unit vector [width] float32 that the fake answers with."""
+    seed = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8])
+    values = np.random.default_rng(seed).standard_normal(width)
+    return (values / np.linalg.norm(values)).astype("<f4")
+
+
+@dataclass
+class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.ModelServiceServicer):
+    """EmbeddingService and ModelService; the fields say how it answers and what it saw."""
+
+    width: int = 8
+    error: BaseException | None = None
+    """Raised by every Embed."""
+    seconds: float = 0.0
+    """How long an Embed takes."""
+    requests: list[embedding_pb2.EmbedRequest] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+    remaining: float = 0.0
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Embed(self, request: embedding_pb2.EmbedRequest, context: Any) -> Any:
+        """One vector for each input."""
+        self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata())
+        self.remaining = context.time_remaining()
+        self.started.set()
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if self.error:
+            raise self.error
+        return self._answer(request)
+
+    async def EmbedStream(
+        self, requests: AsyncIterator[embedding_pb2.EmbedStreamRequest], context: Any
+    ) -> AsyncIterator[embedding_pb2.EmbedStreamResponse]:
+        """Answers as they come; a failing request does not end the stream."""
+        async for item in requests:
+            answer = embedding_pb2.EmbedStreamResponse(request_id=item.request.request_id)
+            try:
+                wired = await self.Embed(item.request, context)
+                answer.response.ParseFromString(wired.SerializeToString())
+            except errors.TensorwayError as error:
+                status = errors.to_status(error).SerializeToString()
+                answer.error.CopyFrom(common_pb2.Status.FromString(status))
+            yield answer
+
+    async def ListModels(self, request: Any, context: Any) -> model_pb2.ListModelsResponse:
+        """The one model."""
+        return model_pb2.ListModelsResponse(models=[_model(self.width)])
+
+    async def GetModel(
+        self, request: model_pb2.GetModelRequest, context: Any
+    ) -> model_pb2.GetModelResponse:
+        """The one model, by name or alias."""
+        _check_model(request.model)
+        return model_pb2.GetModelResponse(model=_model(self.width))
+
+    def services(self) -> tuple[Service, Service]:
+        """The services, to be given to a server."""
+        embed = (embedding_pb2.EmbedRequest.FromString, wire.EmbedResponse.SerializeToString)
+        embedding = embedding_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
+        model = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+        return Service(embedding, self, codecs={"Embed": embed}), Service(model, self)
+
+    def _answer(self, request: embedding_pb2.EmbedRequest) -> Any:
+        _check_model(request.model)
+        inputs = _inputs(request)
+        answer = wire.EmbedResponse(model=request.model, dimensions=self.width)
+        for index, value in enumerate(inputs):
+            answer.embeddings.add(index=index, values=vector(value, self.width).tobytes())
+        answer.usage.prompt_tokens = answer.usage.total_tokens = sum(map(len, inputs))
+        return answer
+
+
+def _check_model(name: str) -> None:
+    if name not in (MODEL, ALIAS):
+        raise errors.NotFound(f"model: {name!r} is not served; known: {MODEL}, {ALIAS}")
+
+
+def _model(width: int) -> model_pb2.Model:
+    model = model_pb2.Model(name=MODEL, aliases=[ALIAS], dimensions=width, max_model_len=512)
+    model.create_time.seconds = 1_700_000_000
+    model.tasks.append(model_pb2.TASK_EMBED)
+    return model
+
+
+def _inputs(request: embedding_pb2.EmbedRequest) -> list[Any]:
+    if request.WhichOneof("input") == "texts":
+        path, inputs = "texts.texts", list(request.texts.texts)
+    else:
+        path, inputs = "tokens.sequences", [list(s.ids) for s in request.tokens.sequences]
+    if not inputs:
+        raise _invalid(path, "expected at least one input, got none")
+    for index, value in enumerate(inputs):
+        if not value:
+            raise _invalid(f"{path}[{index}]", "expected an input, got an empty one")
+        if isinstance(value, list) and max(value) >= VOCAB:
+            place = int(np.argmax(np.array(value) >= VOCAB))
+            got = f"expected 0 to {VOCAB - 1}, got {value[place]}"
+            raise _invalid(f"{path}[{index}].ids[{place}]", got)
+    return inputs
+
+
+def _invalid(path: str, message: str) -> errors.InvalidArgument:
+    return errors.InvalidArgument(f"{path}: {message}", field=path)

@@ -1,0 +1,125 @@
+"""Bad requests: status 400 in OpenAI's shape, naming the field, and the shim goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rest_shim.options import RestOptions
+from tests.rest_shim.conftest import Shim, Shims
+from tests.rest_shim.fakes import MODEL
+
+
+async def refused(shim: Shim, response: Any, status: int = 400) -> dict[str, Any]:
+    """The error of an answer, after checking its shape and that the shim still serves."""
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert list(response.json()) == ["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert (await shim.embed(input="still there")).status_code == 200
+    return error
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "words"),
+    [
+        pytest.param([], "input", "at least one", id="empty list"),
+        pytest.param("", "input[0]", "empty", id="empty text"),
+        pytest.param([[]], "input[0]", "empty", id="no ids"),
+        pytest.param(["a", ""], "input[1]", "empty", id="empty text among others"),
+        pytest.param(["a", [1]], "input[1]", "expected a text", id="ids among texts"),
+        pytest.param(["a", 1], "input[1]", "expected a text", id="id among texts"),
+        pytest.param([1, "a"], "input[1]", "expected a token id", id="text among ids"),
+        pytest.param([[1], "a"], "input[1]", "expected a list", id="text among lists"),
+        pytest.param([1.5], "input[0]", "float", id="float"),
+        pytest.param([[1, 2.0]], "input[0][1]", "float", id="float among ids"),
+        pytest.param([True], "input[0]", "bool", id="boolean"),
+        pytest.param([[1, False]], "input[0][1]", "bool", id="boolean among ids"),
+        pytest.param([[[1]]], "input[0][0]", "array", id="too deep"),
+        pytest.param({"text": "a"}, "input", "object", id="object"),
+        pytest.param(7, "input", "int", id="number"),
+        pytest.param(None, "input", "null", id="null"),
+        pytest.param([5, -1], "input[1]", "-1", id="negative id"),
+        pytest.param([[1], [5, -1]], "input[1][1]", "-1", id="negative id in a batch"),
+        pytest.param([2**32], "input[0]", str(2**32), id="id over 32 bits"),
+        pytest.param([[1], [2**31 - 1]], "input[1][0]", "0 to 999", id="id outside the vocabulary"),
+    ],
+)
+async def test_bad_input_names_its_place(shim: Shim, given: Any, param: str, words: str):
+    """The error says which input, and what was expected there."""
+    error = await refused(shim, await shim.embed(input=given))
+    assert error["param"] == param
+    assert param in error["message"]
+    assert words in error["message"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_argument")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("encoding_format", "int8"),
+        ("encoding_format", 7),
+        ("dimensions", 1.5),
+        ("dimensions", "64"),
+        ("dimensions", True),
+        ("dimensions", 2**31),
+        ("truncate_prompt_tokens", "all"),
+        ("add_special_tokens", "no"),
+        ("prompt_name", 1),
+        ("model", None),
+        ("model", 3),
+    ],
+)
+async def test_bad_field_is_named(shim: Shim, field: str, value: Any):
+    """The error's param is the field."""
+    error = await refused(shim, await shim.embed(**{"input": "x", field: value}))
+    assert error["param"] == field
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"{", id="cut off"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(b'{"model":"m"}', id="no input"),
+        pytest.param(b"\xef\xbb\xbf{}", id="byte order mark"),
+        pytest.param(b'{"model":"m","input":"a"} x', id="more after it"),
+        pytest.param(b'{"model":"m","input":"\xff"}', id="not UTF-8"),
+        pytest.param(b'{"model":"m","input":"\xed\xa0\x80"}', id="surrogate as UTF-8"),
+        pytest.param(b'{"model":"m","input":"\\ud83d"}', id="lone high surrogate"),
+        pytest.param(b'{"model":"m","input":"\\ude00x"}', id="lone low surrogate"),
+        pytest.param(b'{"model":"\\ud800","input":"x"}', id="surrogate in the name"),
+        pytest.param(b'{"x":' + b"[" * 200_000, id="nested without end"),
+    ],
+)
+async def test_body_that_is_no_request_is_refused(shim: Shim, body: bytes):
+    """Broken JSON and broken text are the caller's mistake, never status 500."""
+    error = await refused(shim, await shim.post(body))
+    assert error["code"] == "invalid_argument"
+
+
+async def test_strict_refuses_unknown_fields(shims: Shims):
+    """With --strict a misspelt field is an error that names it."""
+    async with shims(RestOptions(strict=True)) as shim:
+        error = await refused(shim, await shim.embed(input="x", dimension=3))
+        assert "dimension" in error["message"]
+
+
+async def test_unknown_model_is_not_found(shim: Shim):
+    """A wrong name is 404 with model_not_found, never a vector of some other model."""
+    for name in (f"{MODEL} ", "FAKE", ""):
+        error = await refused(shim, await shim.embed(model=name, input="x"), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+async def test_unknown_route_and_method(shim: Shim):
+    """Routes and methods that do not exist are refused in the same shape."""
+    missing = await shim.http.post("/v1/embedding")
+    assert "/v1/embedding" in (await refused(shim, missing, 404))["message"]
+    await refused(shim, await shim.http.post("/v1/embeddings/"), 404)
+    other = await shim.http.put("/v1/embeddings")
+    assert "PUT" in (await refused(shim, other, 405))["message"]
+    assert other.headers["allow"] == "POST"
