@@ -418,6 +418,11 @@ class GeneratorServiceGetModelResponse(_message.Message):
     ACCEPTED_FORMATS_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    ACCEPTED_ELEMENT_TYPES_FIELD_NUMBER: _builtins.int
+    ACCEPTED_MODALITIES_FIELD_NUMBER: _builtins.int
+    MAX_RESULT_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_IMAGES_FIELD_NUMBER: _builtins.int
+    REQUIRED_ENCODER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     hidden_size: _builtins.int
@@ -428,6 +433,10 @@ class GeneratorServiceGetModelResponse(_message.Message):
     """Longest prompt plus answer in tokens, images expanded."""
     vocab_size: _builtins.int
     """Number of token ids; valid ids are below it."""
+    max_result_bytes: _builtins.int
+    """Largest tensor of an EncoderResult, in bytes."""
+    max_images: _builtins.int
+    """Most images of one request."""
     @_builtins.property
     def accepted_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Versions of EncoderResult that it reads."""
@@ -435,6 +444,20 @@ class GeneratorServiceGetModelResponse(_message.Message):
     @_builtins.property
     def accepted_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Formats of EncoderResult that it reads."""
+
+    @_builtins.property
+    def accepted_element_types(self) -> _containers.RepeatedScalarFieldContainer[_tensor_pb2.ElementType.ValueType]:
+        """Element types of EncoderResult that it reads."""
+
+    @_builtins.property
+    def accepted_modalities(self) -> _containers.RepeatedScalarFieldContainer[_handoff_pb2.Modality.ValueType]:
+        """Modalities of EncoderResult that it reads."""
+
+    @_builtins.property
+    def required_encoder(self) -> _handoff_pb2.EncoderIdentity:
+        """The only encoder whose results it takes, which must then say who made them
+        (version 1). Absent: any.
+        """
 
     def __init__(
         self,
@@ -446,10 +469,15 @@ class GeneratorServiceGetModelResponse(_message.Message):
         accepted_formats: _abc.Iterable[_builtins.str] | None = ...,
         max_model_len: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
+        accepted_element_types: _abc.Iterable[_tensor_pb2.ElementType.ValueType] | None = ...,
+        accepted_modalities: _abc.Iterable[_handoff_pb2.Modality.ValueType] | None = ...,
+        max_result_bytes: _builtins.int = ...,
+        max_images: _builtins.int = ...,
+        required_encoder: _handoff_pb2.EncoderIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["required_encoder", b"required_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_formats", b"accepted_formats", "accepted_versions", b"accepted_versions", "element_type", b"element_type", "hidden_size", b"hidden_size", "max_model_len", b"max_model_len", "model", b"model", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_element_types", b"accepted_element_types", "accepted_formats", b"accepted_formats", "accepted_modalities", b"accepted_modalities", "accepted_versions", b"accepted_versions", "element_type", b"element_type", "hidden_size", b"hidden_size", "max_images", b"max_images", "max_model_len", b"max_model_len", "max_result_bytes", b"max_result_bytes", "model", b"model", "required_encoder", b"required_encoder", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

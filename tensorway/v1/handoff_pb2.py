@@ -25,19 +25,29 @@ _sym_db = _symbol_database.Default()
 from tensorway.v1 import tensor_pb2 as tensorway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atensorway/v1/handoff.proto\x12\x0ctensorway.v1\x1a\x19tensorway/v1/tensor.proto\"5\n\nImageInput\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03url\x18\x02 \x01(\tH\x00\x42\x08\n\x06source\"\x9a\x01\n\rEncoderResult\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12,\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x1a.tensorway.v1.TensorHeader\x12\x12\n\nrow_splits\x18\x05 \x03(\r\x12\x16\n\x0eimage_token_id\x18\x06 \x01(\r\"?\n\x10\x45ncoderResultEnd\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\"\xa6\x01\n\x12\x45ncoderResultChunk\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.tensorway.v1.EncoderResultH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.tensorway.v1.TensorChunkH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.tensorway.v1.EncoderResultEndH\x00\x42\x06\n\x04partb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atensorway/v1/handoff.proto\x12\x0ctensorway.v1\x1a\x19tensorway/v1/tensor.proto\"\xa9\x01\n\nImageInput\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03url\x18\x02 \x01(\tH\x00\x12\n\n\x02id\x18\x03 \x01(\t\x12\x36\n\x07options\x18\x04 \x03(\x0b\x32%.tensorway.v1.ImageInput.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06source\"z\n\x0f\x45ncoderIdentity\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12/\n\x0c\x65lement_type\x18\x03 \x01(\x0e\x32\x19.tensorway.v1.ElementType\x12\x15\n\rpreprocessing\x18\x04 \x01(\t\"G\n\x0b\x45ncoderItem\x12(\n\x08modality\x18\x01 \x01(\x0e\x32\x16.tensorway.v1.Modality\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xf4\x01\n\rEncoderResult\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12,\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x1a.tensorway.v1.TensorHeader\x12\x12\n\nrow_splits\x18\x05 \x03(\r\x12\x16\n\x0eimage_token_id\x18\x06 \x01(\r\x12.\n\x07\x65ncoder\x18\x07 \x01(\x0b\x32\x1d.tensorway.v1.EncoderIdentity\x12(\n\x05items\x18\x08 \x03(\x0b\x32\x19.tensorway.v1.EncoderItem\"?\n\x10\x45ncoderResultEnd\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\"\xa6\x01\n\x12\x45ncoderResultChunk\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.tensorway.v1.EncoderResultH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.tensorway.v1.TensorChunkH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.tensorway.v1.EncoderResultEndH\x00\x42\x06\n\x04part*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_VIDEO\x10\x02\x12\x12\n\x0eMODALITY_AUDIO\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tensorway.v1.handoff_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_IMAGEINPUT']._serialized_start=71
-  _globals['_IMAGEINPUT']._serialized_end=124
-  _globals['_ENCODERRESULT']._serialized_start=127
-  _globals['_ENCODERRESULT']._serialized_end=281
-  _globals['_ENCODERRESULTEND']._serialized_start=283
-  _globals['_ENCODERRESULTEND']._serialized_end=346
-  _globals['_ENCODERRESULTCHUNK']._serialized_start=349
-  _globals['_ENCODERRESULTCHUNK']._serialized_end=515
+  _globals['_IMAGEINPUT_OPTIONSENTRY']._loaded_options = None
+  _globals['_IMAGEINPUT_OPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_MODALITY']._serialized_start=921
+  _globals['_MODALITY']._serialized_end=1017
+  _globals['_IMAGEINPUT']._serialized_start=72
+  _globals['_IMAGEINPUT']._serialized_end=241
+  _globals['_IMAGEINPUT_OPTIONSENTRY']._serialized_start=185
+  _globals['_IMAGEINPUT_OPTIONSENTRY']._serialized_end=231
+  _globals['_ENCODERIDENTITY']._serialized_start=243
+  _globals['_ENCODERIDENTITY']._serialized_end=365
+  _globals['_ENCODERITEM']._serialized_start=367
+  _globals['_ENCODERITEM']._serialized_end=438
+  _globals['_ENCODERRESULT']._serialized_start=441
+  _globals['_ENCODERRESULT']._serialized_end=685
+  _globals['_ENCODERRESULTEND']._serialized_start=687
+  _globals['_ENCODERRESULTEND']._serialized_end=750
+  _globals['_ENCODERRESULTCHUNK']._serialized_start=753
+  _globals['_ENCODERRESULTCHUNK']._serialized_end=919
 # @@protoc_insertion_point(module_scope)

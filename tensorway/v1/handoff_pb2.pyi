@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tensorway.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -19,33 +20,159 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Modality:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModalityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Modality.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODALITY_UNSPECIFIED: _Modality.ValueType  # 0
+    """An error in version 1."""
+    MODALITY_IMAGE: _Modality.ValueType  # 1
+    """A still image."""
+    MODALITY_VIDEO: _Modality.ValueType  # 2
+    """Several frames of a video."""
+    MODALITY_AUDIO: _Modality.ValueType  # 3
+    """Sound."""
+
+class Modality(_Modality, metaclass=_ModalityEnumTypeWrapper):
+    """Modality is what an item of an encoder result was made from."""
+
+MODALITY_UNSPECIFIED: Modality.ValueType  # 0
+"""An error in version 1."""
+MODALITY_IMAGE: Modality.ValueType  # 1
+"""A still image."""
+MODALITY_VIDEO: Modality.ValueType  # 2
+"""Several frames of a video."""
+MODALITY_AUDIO: Modality.ValueType  # 3
+"""Sound."""
+Global___Modality: _TypeAlias = Modality  # noqa: Y015
+
 @_typing.final
 class ImageInput(_message.Message):
-    """ImageInput is one image."""
+    """ImageInput is one image. All of it is for whoever encodes: none of it ever
+    travels together with an encoder result.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DATA_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """An encoded image (PNG, JPEG, WebP, ...)."""
     url: _builtins.str
     """A `data:` URL, or an http(s) URL where the service allows its host."""
+    id: _builtins.str
+    """The caller's own id of the image, repeated in errors; at most 128
+    characters. It is never trusted to tell two images apart.
+    """
+    @_builtins.property
+    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Options for the encoder's preprocessing, as the encoder names them."""
+
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         url: _builtins.str = ...,
+        id: _builtins.str = ...,
+        options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "url", b"url"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "id", b"id", "options", b"options", "source", b"source", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "url"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___ImageInput: _TypeAlias = ImageInput  # noqa: Y015
+
+@_typing.final
+class EncoderIdentity(_message.Message):
+    """EncoderIdentity says what made a result. Two results of equal identity and
+    equal input are equal.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    ELEMENT_TYPE_FIELD_NUMBER: _builtins.int
+    PREPROCESSING_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the encoder's model; never empty."""
+    revision: _builtins.str
+    """Revision of its weights: a commit, a digest, a date. Empty: not known."""
+    element_type: _tensor_pb2.ElementType.ValueType
+    """Element type that it computed in. The tensor may be sent in a narrower one."""
+    preprocessing: _builtins.str
+    """What is done to an image before the encoder sees it, and with which
+    settings. Empty: nothing.
+    """
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        element_type: _tensor_pb2.ElementType.ValueType = ...,
+        preprocessing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["element_type", b"element_type", "model", b"model", "preprocessing", b"preprocessing", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncoderIdentity: _TypeAlias = EncoderIdentity  # noqa: Y015
+
+@_typing.final
+class EncoderItem(_message.Message):
+    """EncoderItem is one image (or other input) of a result."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODALITY_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    modality: Global___Modality.ValueType
+    """What it was made from."""
+    digest: _builtins.bytes
+    """SHA-256 of the item's rows as they are sent; 32 bytes."""
+    def __init__(
+        self,
+        *,
+        modality: Global___Modality.ValueType = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "modality", b"modality"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncoderItem: _TypeAlias = EncoderItem  # noqa: Y015
 
 @_typing.final
 class EncoderResult(_message.Message):
@@ -62,6 +189,8 @@ class EncoderResult(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     ROW_SPLITS_FIELD_NUMBER: _builtins.int
     IMAGE_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
     schema: _builtins.str
     """Always "tensorway.encoder_result"."""
     version: _builtins.int
@@ -84,6 +213,14 @@ class EncoderResult(_message.Message):
         row_splits[i + 1]. Starts at 0, strictly increasing, ends at the row count.
         """
 
+    @_builtins.property
+    def encoder(self) -> Global___EncoderIdentity:
+        """Version 1: what made the result; required. Version 0: absent."""
+
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncoderItem]:
+        """Version 1: one entry for each item, in order. Version 0: empty."""
+
     def __init__(
         self,
         *,
@@ -93,10 +230,12 @@ class EncoderResult(_message.Message):
         features: _tensor_pb2.TensorHeader | None = ...,
         row_splits: _abc.Iterable[_builtins.int] | None = ...,
         image_token_id: _builtins.int = ...,
+        encoder: Global___EncoderIdentity | None = ...,
+        items: _abc.Iterable[Global___EncoderItem] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encoder", b"encoder", "features", b"features"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "format", b"format", "image_token_id", b"image_token_id", "row_splits", b"row_splits", "schema", b"schema", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder", b"encoder", "features", b"features", "format", b"format", "image_token_id", b"image_token_id", "items", b"items", "row_splits", b"row_splits", "schema", b"schema", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
