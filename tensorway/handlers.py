@@ -149,22 +149,9 @@ class Calls:
         return None if given or rules.streaming else self._default_timeout
 
     def _translate(self, raised: BaseException, context: Context) -> errors.TensorwayError:
-        error: errors.TensorwayError
-        match raised:
-            case errors.TensorwayError():
-                error = raised
-            case grpc.aio.AioRpcError():
-                error = errors.from_rpc_error(raised)
-            case BaseExceptionGroup(exceptions=[first, *_]):
-                error = self._translate(first, context)
-            case TimeoutError():
-                error = errors.DeadlineExceeded(str(raised) or "a step of the call took too long")
-            case asyncio.CancelledError() | grpc.aio.InternalError():
-                error = self._cancelled(context)
-            case _:
-                LOG.error("call failed", exc_info=raised)
-                error = errors.Internal("internal error")
-        return error
+        if isinstance(raised, asyncio.CancelledError | GeneratorExit):
+            return self._cancelled(context)
+        return translate(raised)
 
     def _cancelled(self, context: Context) -> errors.TensorwayError:
         if context.time_remaining() == 0:
@@ -172,6 +159,21 @@ class Calls:
         if self._expired:
             return errors.Unavailable("the server is shutting down")
         return errors.Cancelled("the call was cancelled")
+
+
+def translate(raised: BaseException) -> errors.TensorwayError:
+    """What the caller may know of an error; what is our own fault is logged whole."""
+    match raised:
+        case errors.TensorwayError():
+            return raised
+        case grpc.aio.AioRpcError():
+            return errors.from_rpc_error(raised)
+        case BaseExceptionGroup(exceptions=[first, *_]):
+            return translate(first)
+        case TimeoutError():
+            return errors.DeadlineExceeded(str(raised) or "a step of the call took too long")
+    LOG.error("call failed", exc_info=raised)
+    return errors.Internal("internal error")
 
 
 def _written(function: Any) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 
 from tensorway.channels import Dialer
+from tensorway.options import RegisterOptions
 from tensorway.v1 import model_pb2, registry_pb2, registry_pb2_grpc
 
 LOG = logging.getLogger(__name__)
@@ -19,6 +22,18 @@ RETRY_SECONDS = 1.0
 LEAVE_SECONDS = 2.0
 
 Load = Callable[[], model_pb2.WorkerLoad]
+
+
+def advertised(options: RegisterOptions, host: str, port: int) -> str:
+    """The address under which others reach a worker that listens on host and port."""
+    if options.advertise is not None:
+        return options.advertise
+    try:
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = False
+    name = socket.getfqdn() if everywhere else host
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""Serves one embedding model with vLLM's pooling runner."""

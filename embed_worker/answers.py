@@ -1,0 +1,45 @@
+"""Rows of numbers to the bytes of an answer, without a loop over numbers; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from embed_worker.engine import Rows
+from tensorway import wire
+from tensorway.errors import Internal
+from tensorway.v1 import tensor_pb2
+
+PACK: dict[int, Callable[[Rows], Any]] = {
+    tensor_pb2.ELEMENT_TYPE_FLOAT32: lambda rows: rows.astype("<f4", copy=False),
+    tensor_pb2.ELEMENT_TYPE_FLOAT16: lambda rows: rows.astype("<f2"),
+    tensor_pb2.ELEMENT_TYPE_BFLOAT16: lambda rows: rows.astype(ml_dtypes.bfloat16),
+    tensor_pb2.ELEMENT_TYPE_INT8: lambda rows: np.clip(np.rint(rows * 127), -127, 127).astype("i1"),
+    tensor_pb2.ELEMENT_TYPE_BINARY: lambda rows: np.packbits(rows > 0, axis=-1),
+}
+"""Element type -> rows [n, width] float32 to rows of that type (binary: [n, width / 8])."""
+
+
+def check_finite(rows: Rows, owners: Any, field: str) -> None:
+    """Raise Internal for the first input whose numbers are not all finite."""
+    finite = np.isfinite(rows).all(axis=-1)
+    if not finite.all():
+        index = int(np.searchsorted(owners, int(np.argmin(finite)), side="right")) - 1
+        raise Internal(f"{field}[{index}]: the model gave NaN or infinity", reason="NOT_FINITE")
+
+
+def embed_response(rows: Rows, element_type: int, **fields: Any) -> bytes:
+    """A serialised EmbedResponse of vectors [n, width] float32, in input order."""
+    response = wire.EmbedResponse(dimensions=rows.shape[1], element_type=element_type, **fields)
+    packed = np.ascontiguousarray(PACK[element_type](rows))
+    data, size = packed.tobytes(), packed.shape[1] * packed.itemsize
+    is_float32 = element_type == tensor_pb2.ELEMENT_TYPE_FLOAT32
+    field = "values" if is_float32 else "packed"
+    for index in range(len(rows)):
+        part = data[index * size : (index + 1) * size]
+        response.embeddings.add(index=index, **{field: part})
+    serialized: bytes = response.SerializeToString()
+    return serialized

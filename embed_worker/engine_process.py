@@ -1,0 +1,181 @@
+"""The engine's process: takes requests, feeds the engine, sends back results.
+
+Run as ``python -m embed_worker.engine_process PARENT_PID ENGINE ADDRESS [FLAGS...]``.
+Everything happens in one loop on one thread: receive, feed, step, send.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import click
+import msgspec
+import numpy as np
+import zmq
+
+from embed_worker.engine import (
+    ENGINES,
+    Cancel,
+    Engine,
+    Ready,
+    Result,
+    Rows,
+    Scrape,
+    Scraped,
+    Step,
+    ToEngine,
+    Work,
+)
+from tensorway.flags import BadFlag
+from tensorway.lifeline import die_with_parent
+
+Frames = list[bytes | memoryview]
+
+
+class Job:
+    """One request on its way through the engine."""
+
+    def __init__(self, work: Work, ids: bytes, offsets: bytes, seconds: bytes) -> None:
+        self.work = work
+        self._ids = np.frombuffer(ids, np.int32)
+        self._offsets = np.frombuffer(offsets, np.int64)
+        self._seconds = np.frombuffer(seconds, np.int32)
+        self._rows: list[Rows | None] = [None] * (len(self._offsets) - 1)
+        self._fed = 0
+        self._missing = len(self._rows)
+        self._arrived = time.monotonic()
+        self._queued = 0.0
+
+    @property
+    def fed(self) -> bool:
+        """Whether the engine has all inputs."""
+        return self._fed == len(self._rows)
+
+    def keys(self) -> list[str]:
+        """Keys of the inputs that the engine has and did not finish."""
+        return [f"{self.work.id}-{i}" for i in range(self._fed) if self._rows[i] is None]
+
+    def feed(self, engine: Engine) -> None:
+        """Give the engine the next input; raises ValueError when it refuses."""
+        index = self._fed
+        if not index:
+            self._queued = time.monotonic() - self._arrived
+        ids = self._ids[self._offsets[index] : self._offsets[index + 1]].tolist()
+        second = int(self._seconds[index]) if len(self._seconds) else None
+        engine.add(f"{self.work.id}-{index}", ids, self.work.params, second)
+        self._fed += 1
+
+    def finish(self, index: int, rows: Rows) -> int:
+        """Keep an input's rows; returns its tokens."""
+        self._rows[index] = rows
+        self._missing -= 1
+        return int(self._offsets[index + 1] - self._offsets[index])
+
+    def result(self) -> tuple[Result, Frames] | None:
+        """The request's result once all inputs are finished."""
+        if self._missing:
+            return None
+        rows = [r for r in self._rows if r is not None]
+        matrix = np.ascontiguousarray(np.concatenate(rows), np.float32)
+        splits = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        head = Result(self.work.id, matrix.shape[1], self._queued)
+        return head, [matrix.data.cast("B"), splits.data]
+
+
+class Loop:
+    """Drives an engine: interactive requests go first, then bulk ones."""
+
+    def __init__(self, engine: Engine, socket: zmq.Socket[bytes]) -> None:
+        self._engine = engine
+        self._socket = socket
+        self._jobs: dict[int, Job] = {}
+        self._queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
+        self._running = 0
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def run(self) -> None:
+        """Run until killed; an error of the engine ends the process."""
+        while True:
+            self._receive()
+            results = list(self._feed())
+            stepped = self._running > 0
+            finished = self._engine.step() if stepped else []
+            if stepped or results:
+                self._send(results, finished)
+
+    def _receive(self) -> None:
+        # Sleep only when there is nothing to do.
+        while self._socket.poll(0 if self._jobs else None):
+            head, *frames = self._socket.recv_multipart()
+            match self._decoder.decode(head):
+                case Work() as work:
+                    job = self._jobs[work.id] = Job(work, *frames)
+                    self._queues[work.bulk].append(job)
+                case Cancel(id):
+                    self._drop(id)
+                case Scrape():
+                    self._reply(Scraped(self._engine.metrics()), [])
+
+    def _feed(self) -> Iterator[Result]:
+        """Fill the engine up to one step's worth; yields what it refused."""
+        for queue in (self._queues[False], self._queues[True]):
+            while queue and self._running < self._engine.info.max_num_seqs:
+                try:
+                    queue[0].feed(self._engine)
+                    self._running += 1
+                except ValueError as error:
+                    yield Result(queue[0].work.id, error=str(error))
+                    self._drop(queue[0].work.id)
+                    continue
+                if queue[0].fed:
+                    queue.popleft()
+
+    def _send(self, results: list[Result], finished: Sequence[tuple[str, Rows]]) -> None:
+        frames: Frames = [b""] * (2 * len(results))
+        tokens = 0
+        for key, rows in finished:
+            id_, _, index = key.partition("-")
+            job = self._jobs[int(id_)]
+            self._running -= 1
+            tokens += job.finish(int(index), rows)
+            if (done := job.result()) is not None:
+                results.append(done[0])
+                frames += done[1]
+                del self._jobs[job.work.id]
+        self._reply(Step(len(finished), tokens, results), frames)
+
+    def _drop(self, id_: int) -> None:
+        if (job := self._jobs.pop(id_, None)) is None:
+            return
+        keys = job.keys()
+        self._engine.abort(keys)
+        self._running -= len(keys)
+        if not job.fed:
+            self._queues[job.work.bulk].remove(job)
+
+    def _reply(self, message: Step | Scraped, frames: Frames) -> None:
+        self._socket.send_multipart([msgspec.msgpack.encode(message), *frames], copy=False)
+
+
+def main(parent: str, name: str, address: str, *flags: str) -> None:
+    """Load the engine, say so, and serve it."""
+    die_with_parent(int(parent))
+    try:
+        engine: Engine = pkgutil.resolve_name(ENGINES[name])(flags)
+    except BadFlag as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        # Nothing accepted may be dropped; what is accepted is bounded in front of us.
+        socket.set_hwm(0)
+        socket.connect(address)
+        socket.send(msgspec.msgpack.encode(Ready(engine.info)))
+        Loop(engine, socket).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

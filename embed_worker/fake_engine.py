@@ -1,0 +1,105 @@
+"""A deterministic engine without a model, for tests and for trying the services out.
+
+A vector depends on the token ids and nothing else. A few flags make it slow or faulty in
+the ways that real engines are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import click
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from embed_worker.engine import EngineInfo, Params, Rows
+
+VOCAB_SIZE = 1024
+_CLS, _SEP = 1, 2
+
+
+def vector(ids: Sequence[int], width: int) -> Rows:
+    """The unit vector of a token sequence, [width] float32."""
+    seed = np.random.SeedSequence([len(ids), *ids])
+    values = np.random.default_rng(seed).standard_normal(width)
+    return (values / np.linalg.norm(values)).astype(np.float32)
+
+
+class FakeEngine:
+    """Answers in the order of arrival, `--max-num-seqs` inputs a step."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        options = _FLAGS.main(list(flags), prog_name="fake", standalone_mode=False)
+        self._seconds, self._poison = options["step_seconds"], options["poison_id"]
+        self._nan = options["nan_id"]
+        self._queue: dict[str, tuple[Sequence[int], Params]] = {}
+        time.sleep(options["load_seconds"])
+        self.info = EngineInfo(
+            model_names=list(options["served_model_name"]) or [options["model"]],
+            root=options["model"],
+            dtype="float32",
+            dimensions=options["dimensions"],
+            vocab_size=VOCAB_SIZE,
+            max_model_len=options["max_model_len"],
+            max_num_seqs=options["max_num_seqs"],
+            tasks=["embed", "token_embed"],
+            is_matryoshka=options["matryoshka"],
+            prompts={"query": "query: ", "document": "document: "},
+            tokenizer=_tokenizer().to_str(),
+        )
+
+    def add(self, key: str, ids: Sequence[int], params: Params, second: int | None) -> None:
+        """Queue one input."""
+        del second
+        self._queue[key] = (ids, params)
+
+    def step(self) -> list[tuple[str, Rows]]:
+        """Answer the oldest inputs."""
+        time.sleep(self._seconds)
+        keys = list(self._queue)[: self.info.max_num_seqs]
+        return [(key, self._rows(*self._queue.pop(key))) for key in keys]
+
+    def abort(self, keys: list[str]) -> None:
+        """Forget inputs."""
+        for key in keys:
+            self._queue.pop(key, None)
+
+    def metrics(self) -> bytes:
+        """One gauge, so that there is something to pass on."""
+        return b"# TYPE fake_queue gauge\nfake_queue %d\n" % len(self._queue)
+
+    def _rows(self, ids: Sequence[int], params: Params) -> Rows:
+        if self._poison in ids:
+            os._exit(7)
+        if params.task == "token_embed":
+            return np.stack([vector([i], self.info.dimensions) for i in ids])
+        row = vector(ids, self.info.dimensions)[: params.dimensions]
+        row[0] = np.nan if self._nan in ids else row[0]
+        return (row / np.linalg.norm(row))[None]
+
+
+def _tokenizer() -> Tokenizer:
+    """Words to ids, by their bytes, between two special tokens as BERT has them."""
+    vocab = {"[UNK]": 0, "[CLS]": _CLS, "[SEP]": _SEP}
+    vocab |= {chr(code): code for code in range(3, VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", _SEP), ("[CLS]", _CLS))
+    return tokenizer
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.argument("model", default="fake")
+@click.option("--served-model-name", multiple=True)
+@click.option("--dimensions", default=8)
+@click.option("--max-model-len", default=64)
+@click.option("--max-num-seqs", default=16)
+@click.option("--step-seconds", default=0.0, help="Time that a step takes.")
+@click.option("--load-seconds", default=0.0, help="Time that loading takes.")
+@click.option("--poison-id", default=-1, help="Token id that kills the process.")
+@click.option("--nan-id", default=-1, help="Token id that makes a vector NaN.")
+@click.option("--matryoshka", is_flag=True)
+def _FLAGS(**options: object) -> dict[str, object]:
+    return options

@@ -1,0 +1,138 @@
+"""A loaded model: from a request to rows of numbers, within the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from opentelemetry import trace
+
+from embed_worker import answers, checks, metrics
+from embed_worker.admission import Admission, Cost
+from embed_worker.engine import EngineInfo, Params, Rows, Step
+from embed_worker.engine_client import EngineProcess
+from embed_worker.tokenizer import Batch, BatchTokenizer, Offsets, TextOptions
+from tensorway import telemetry
+from tensorway.v1 import common_pb2, embedding_pb2, model_pb2
+
+# Texts of the start-up proof; they differ in length.
+_PROOF = ("hi", "A rather longer text, so that a width that follows the length shows.")
+_NORM_TOLERANCE = 1e-2
+
+
+class Pooled(NamedTuple):
+    """What the engine made of a request."""
+
+    rows: Rows
+    """All rows, [n, width] float32."""
+    offsets: Offsets
+    """Input i owns rows[offsets[i]:offsets[i + 1]]."""
+    batch: Batch
+
+    @property
+    def usage(self) -> common_pb2.Usage:
+        """Tokens that the request cost."""
+        tokens = self.batch.tokens
+        return common_pb2.Usage(prompt_tokens=tokens, total_tokens=tokens)
+
+
+class Model:
+    """One model in one engine process, and the permits for work in it."""
+
+    def __init__(
+        self, info: EngineInfo, engine: EngineProcess, admission: Admission, max_inputs: int
+    ) -> None:
+        self.info = info
+        self.name = info.model_names[0]
+        self.tokenizer = BatchTokenizer(info)
+        self._engine = engine
+        self._admission = admission
+        self._max_inputs = max_inputs
+
+    @contextmanager
+    def observed(self, task: str) -> Iterator[None]:
+        """Count a request, and give its work a span."""
+        with metrics.observed(self.name, task), telemetry.model_span("embeddings", self.name):
+            yield
+
+    async def wait_for_room(self, request: Any) -> None:
+        """Return when :meth:`pool` has room for a request of a stream."""
+        await self._admission.wait_for_room(cost(request))
+
+    async def pool(self, request: Any, params: Params, task: str) -> Pooled:
+        """Rows for the inputs of a request that has `texts` or `tokens`."""
+        kind = checks.check_inputs(request, self.info, self._max_inputs)
+        bulk = request.priority == embedding_pb2.PRIORITY_BULK
+        with self._admission.hold(cost(request), bulk=bulk):
+            batch = await self._tokenize(request, kind)
+            return await self.run(batch, params, task, FIELDS[kind], bulk=bulk)
+
+    async def run(
+        self, batch: Batch, params: Params, task: str, field: str, *, bulk: bool
+    ) -> Pooled:
+        """Rows for token ids; raises Internal naming an input with NaN or infinity."""
+        with self._admission.hold(Cost(tokens=batch.tokens), bulk=bulk):
+            rows, offsets = await self._engine.run(batch, params, bulk=bulk)
+        answers.check_finite(rows, offsets, field)
+        metrics.INPUTS.labels(self.name, task).inc(batch.inputs)
+        metrics.TOKENS.labels(self.name, task).inc(batch.tokens)
+        telemetry.set_usage(trace.get_current_span(), batch.tokens)
+        return Pooled(rows, offsets, batch)
+
+    async def prove(self) -> None:
+        """Raise RuntimeError unless texts of any length give vectors of one width.
+
+        A worker whose task was left unset once answered with every token's state.
+        """
+        if "embed" not in self.info.tasks:
+            return
+        sequences = [self._proof_ids(text) for text in _PROOF]
+        batch = self.tokenizer.sequences(sequences, TextOptions(), "proof")
+        rows, _ = await self._engine.run(batch, Params())
+        if rows.shape != (len(_PROOF), self.info.dimensions):
+            raise RuntimeError(f"expected [2, {self.info.dimensions}] numbers, got {rows.shape}")
+        norms = np.linalg.norm(rows, axis=1)
+        if not np.isfinite(norms).all():
+            raise RuntimeError("the model gives NaN or infinity")
+        if self.info.normalized and np.abs(norms - 1).max() > _NORM_TOLERANCE:
+            raise RuntimeError(f"expected vectors of length 1, got {norms.tolist()}")
+
+    def stepped(self, step: Step, seconds: float) -> None:
+        """Learn from an engine step."""
+        self._admission.worked(step.tokens, seconds)
+        metrics.STEP_INPUTS.labels(self.name).observe(step.inputs)
+        metrics.STEP_TOKENS.labels(self.name).observe(step.tokens)
+        for result in step.results:
+            metrics.QUEUE_SECONDS.labels(self.name).observe(result.queued)
+
+    def load(self) -> model_pb2.WorkerLoad:
+        """Work in the model now."""
+        held = self._admission.held
+        return model_pb2.WorkerLoad(requests=held.requests, inputs=held.inputs, tokens=held.tokens)
+
+    async def _tokenize(self, request: Any, kind: str) -> Batch:
+        special = kind == "texts"
+        options = checks.text_options(
+            request, self.info, self.tokenizer.least_limit(special=special)
+        )
+        if kind == "texts":
+            return await self.tokenizer.texts(request.texts.texts, options, FIELDS[kind])
+        sequences = [sequence.ids for sequence in request.tokens.sequences]
+        return self.tokenizer.sequences(sequences, options, FIELDS[kind])
+
+    def _proof_ids(self, text: str) -> list[int]:
+        if not self.info.tokenizer:
+            return [index % self.info.vocab_size for index in range(len(text))]
+        options = TextOptions(limit=self.info.max_model_len)
+        return list(self.tokenizer.encode([text], options, "proof").ids.tolist())
+
+
+FIELDS = {"texts": "texts.texts", "tokens": "tokens.sequences"}
+
+
+def cost(request: Any) -> Cost:
+    """What a request takes before its tokens are known."""
+    inputs = len(request.texts.texts) or len(request.tokens.sequences)
+    return Cost(requests=1, inputs=inputs, bytes=request.ByteSize())

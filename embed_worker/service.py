@@ -1,0 +1,147 @@
+"""The worker as a whole: listen, load, prove, register, serve, drain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import click
+
+from embed_worker.admission import Admission, Cost
+from embed_worker.describe import ModelServicer, describe
+from embed_worker.engine import Step
+from embed_worker.engine_client import EngineDied, EngineProcess
+from embed_worker.metrics import engine_metrics
+from embed_worker.model import Model
+from embed_worker.servicer import EmbeddingServicer, Holder
+from tensorway.channels import Dialer
+from tensorway.flags import BadFlag, flag
+from tensorway.handlers import Service
+from tensorway.options import DialOptions, ListenOptions, RegisterOptions
+from tensorway.registration import advertised, registered
+from tensorway.serving import Server, Stop
+from tensorway.v1 import model_pb2
+
+LOG = logging.getLogger(__name__)
+
+_COUNT = click.IntRange(min=1)
+_USAGE_STATUS = 2
+
+
+@dataclass(frozen=True)
+class EmbedWorkerOptions:
+    """What is the worker's own."""
+
+    engine: Literal["vllm", "fake"] = flag(
+        "vllm", help="vllm, or fake: deterministic vectors without a model."
+    )
+    engine_timeout: float = flag(
+        8.0,
+        help="Seconds in which a working engine must finish something, or is taken for hung.",
+        type=click.FloatRange(min=0.1),
+    )
+    max_inputs: int = flag(2048, help="Most inputs in a request.", type=_COUNT)
+    max_queued_inputs: int = flag(
+        16384, help="Most inputs in the worker; more are refused.", type=_COUNT
+    )
+    max_queued_tokens: int = flag(
+        4194304, help="Most tokens in the worker; more are refused.", type=_COUNT
+    )
+    max_queued_bytes: int = flag(
+        268435456, help="Most bytes of requests in the worker; more are refused.", type=_COUNT
+    )
+    max_stream_requests: int = flag(
+        64, help="Most requests of one EmbedStream in flight.", type=_COUNT
+    )
+
+
+class Launch(NamedTuple):
+    """Everything that the command line says."""
+
+    options: EmbedWorkerOptions
+    listen: ListenOptions
+    register: RegisterOptions
+    dial: DialOptions
+    metrics_address: str
+    engine_flags: Sequence[str]
+
+
+async def run(stop: Stop, launch: Launch) -> None:
+    """Serve until asked to stop; raises EngineDied when the engine dies before that."""
+    options, listen, register = launch.options, launch.listen, launch.register
+    holder, worker = (
+        Holder(),
+        model_pb2.Worker(endpoint=register.endpoint, metrics_address=launch.metrics_address),
+    )
+
+    def stepped(step: Step, seconds: float) -> None:
+        if holder.loaded:
+            holder.loaded.stepped(step, seconds)
+
+    engine = EngineProcess(options.engine, launch.engine_flags, options.engine_timeout, stepped)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(engine)
+        server = await stack.enter_async_context(Server(listen, _services(holder, worker, options)))
+        if (model := await stop.unless(_load(engine, options))) is None:
+            return
+        stack.enter_context(engine_metrics(engine))
+        worker.MergeFrom(_describe(model, register, listen, server.port, options))
+        holder.loaded = model
+        await server.set_serving()
+        dialer = Dialer(launch.dial)
+        await stack.enter_async_context(registered(register.router, dialer, worker, model.load))
+        LOG.info("ready: %s, %d dimensions", model.name, model.info.dimensions)
+        engine.died.add_done_callback(lambda died: stop.ask(died.exception()))
+        try:
+            await stop.wait()
+        finally:
+            await server.set_serving(serving=False)
+
+
+async def _load(engine: EngineProcess, options: EmbedWorkerOptions) -> Model:
+    try:
+        info = await engine.start()
+    except EngineDied as error:
+        if error.status == _USAGE_STATUS:
+            raise BadFlag("the engine refused its flags; see its message above") from None
+        raise
+    limits = Cost(
+        requests=options.max_queued_inputs,
+        inputs=options.max_queued_inputs,
+        tokens=options.max_queued_tokens,
+        bytes=options.max_queued_bytes,
+    )
+    model = Model(info, engine, Admission(limits), options.max_inputs)
+    await model.prove()
+    return model
+
+
+def _describe(
+    model: Model,
+    register: RegisterOptions,
+    listen: ListenOptions,
+    port: int,
+    options: EmbedWorkerOptions,
+) -> model_pb2.Worker:
+    return model_pb2.Worker(
+        address=advertised(register, listen.host, port),
+        model=describe(model.info),
+        state=model_pb2.WORKER_STATE_READY,
+        capacity_tokens=options.max_queued_tokens,
+    )
+
+
+def _services(
+    holder: Holder, worker: model_pb2.Worker, options: EmbedWorkerOptions
+) -> list[Service]:
+    return [
+        EmbeddingServicer(holder, options.max_stream_requests).service(),
+        Service(
+            model_pb2.DESCRIPTOR.services_by_name["ModelService"],
+            ModelServicer(holder, worker),
+            lasting=frozenset({"WatchWorkers"}),
+        ),
+    ]
