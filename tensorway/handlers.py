@@ -149,7 +149,7 @@ class Calls:
         return None if given or rules.streaming else self._default_timeout
 
     def _translate(self, raised: BaseException, context: Context) -> errors.TensorwayError:
-        if isinstance(raised, asyncio.CancelledError | GeneratorExit):
+        if isinstance(raised, _CALLER_LEFT):
             return self._cancelled(context)
         return translate(raised)
 

@@ -26,14 +26,15 @@ async def unary(channel: grpc.aio.Channel, **options: Any) -> Any:
 
 
 async def bidirectional(channel: grpc.aio.Channel, **options: Any) -> Any:
-    """The answer to the second message of a stream."""
-
-    async def requests() -> AsyncIterator[pb.EmbedStreamRequest]:
-        for _ in range(2):
-            yield pb.EmbedStreamRequest(request=pb.EmbedRequest(model="m"))
-
-    stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-    return [answer async for answer in stub.EmbedStream(requests(), **options)]
+    """The answers to two messages of a stream, the second sent after the first answer."""
+    call = embedding_pb2_grpc.EmbeddingServiceStub(channel).EmbedStream(**options)
+    answers = []
+    for _ in range(2):
+        await call.write(pb.EmbedStreamRequest(request=pb.EmbedRequest(model="m")))
+        answers.append(await call.read())
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    return answers
 
 
 async def server_streaming(channel: grpc.aio.Channel, **options: Any) -> Any:
