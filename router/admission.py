@@ -1,0 +1,70 @@
+"""How much work is let in: a limit for each model and one for each caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from tensorway.errors import ResourceExhausted, TooLarge
+
+# When a refused caller is told to come back, in seconds.
+RETRY_SECONDS = 1.0
+
+
+class Limit:
+    """Tokens in flight for each key; 0 is no limit."""
+
+    def __init__(self, flag: str, tokens: float) -> None:
+        self.held: dict[str, float] = {}
+        self.refused = 0
+        self._flag = flag
+        self._tokens = tokens
+
+    @contextmanager
+    def hold(self, key: str, work: float) -> Iterator[None]:
+        """Hold so many tokens of the key's share; refuses at once when they are not there."""
+        held = self.held.get(key, 0.0)
+        if self._tokens and held + work > self._tokens:
+            self._refuse(held, work)
+        self.held[key] = held + work
+        try:
+            yield
+        finally:
+            self.held[key] -= work
+            if self.held[key] < 1:
+                del self.held[key]
+
+    def _refuse(self, held: float, work: float) -> None:
+        self.refused += 1
+        asked = f"about {work:.0f} tokens asked for, {self._flag} allows {self._tokens:.0f}"
+        if work > self._tokens:
+            raise TooLarge(f"the request is too large: {asked}")
+        raise ResourceExhausted(
+            f"too much work in flight: {asked}, {held:.0f} are taken",
+            retry_after=RETRY_SECONDS,
+        )
+
+
+class Admission:
+    """The limits on a router's work."""
+
+    def __init__(self, model_limit: float, caller_limit: float) -> None:
+        self.models = Limit("--model-limit", model_limit)
+        self.callers = Limit("--caller-limit", caller_limit)
+
+    @contextmanager
+    def hold(self, model: str, caller: str, work: float) -> Iterator[None]:
+        """Hold so many tokens for a model and a caller."""
+        with self.models.hold(model, work), self.callers.hold(caller, work):
+            yield
+
+
+def caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Who calls: by token, or else by the address of their machine."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            return str(value)
+    return context.peer().rpartition(":")[0]

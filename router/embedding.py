@@ -1,0 +1,55 @@
+"""EmbeddingService of the router: the same contract as a worker's, over all workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from tensorway import dispatch, envelope
+from tensorway.streams import answer_each
+from tensorway.v1 import model_pb2
+
+from . import bulk
+from .front import Context, Front, seconds
+
+EMBED = "/tensorway.v1.EmbeddingService/Embed"
+
+
+class EmbeddingService:
+    """Embeds with whichever workers serve the model.
+
+    `timeout` is the deadline in seconds for requests that have none, `window` the number of
+    requests of one stream that are in flight at once.
+    """
+
+    def __init__(self, front: Front, timeout: float, window: int) -> None:
+        self._front = front
+        self._timeout = timeout
+        self._window = window
+
+    async def Embed(self, data: bytes, context: Context) -> bytes:
+        """Embed one request."""
+        request = envelope.read_embed(data)
+        return await self._embed(request, data, context, seconds(context, self._timeout))
+
+    async def EmbedStream(self, requests: Any, context: Context) -> AsyncIterator[Any]:
+        """Embed each request of a stream, several at once, answered as they finish."""
+
+        async def embed(request: Any, data: bytes) -> bytes:
+            left = min(seconds(context, self._timeout), self._timeout)
+            return await self._embed(request, data, context, left)
+
+        answer = partial(bulk.answer, embed, set[str]())
+        async for result in answer_each(requests, answer, self._window):
+            yield result
+
+    async def _embed(self, request: Any, data: bytes, context: Context, left: float) -> bytes:
+        """Find the workers, let the request in, have it answered; a big one by several."""
+        name, work = request.model, envelope.work(request, len(data))
+        with self._front.route(name, model_pb2.TASK_EMBED, work, context, left) as route:
+            if (model := route.pool.model) != name:
+                request.model, data = model, envelope.renamed(data, model)
+            send = partial(route.unary, EMBED)
+            answer = await dispatch.embed(route.pool, request, data, send)
+            return answer if model == name else envelope.renamed(answer, name)

@@ -1,0 +1,79 @@
+"""What is done for every routed request: find its pool, let it in, count it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tensorway.channels import Dialer, Metadata
+from tensorway.pool import Pool
+from tensorway.v1 import model_pb2
+
+from . import metrics
+from .admission import Admission, caller
+from .names import Names
+from .worker import Worker
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class Route:
+    """A request that was let in: its workers, its deadline, what goes with it."""
+
+    pool: Pool[Worker]
+    deadline: float
+    metadata: Metadata
+    count: metrics.Count
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(self.deadline - time.monotonic(), 0.0)
+
+    async def unary(self, method: str, worker: Worker, data: bytes) -> bytes:
+        """Give the request to a worker; the answer as bytes."""
+        with self.count.on_worker():
+            return await worker.unary(method, data, self.left, self.metadata)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What the router's services share."""
+
+    names: Names
+    admission: Admission
+    dialer: Dialer
+
+    @contextmanager
+    def route(
+        self,
+        model: str,
+        task: model_pb2.Task.ValueType | None,
+        work: float,
+        context: Context,
+        seconds: float,
+    ) -> Iterator[Route]:
+        """Route a request of so many tokens to a model, for as long as this lasts.
+
+        It must end within so many seconds.
+        """
+        with metrics.counted() as count:
+            pool = self.names.pool(model, task)
+            count.model = pool.model
+            with (
+                self.admission.hold(pool.model, caller(context), work),
+                metrics.IN_FLIGHT.labels(pool.model).track_inprogress(),
+            ):
+                yield Route(pool, time.monotonic() + seconds, self.dialer.metadata(), count)
+
+
+def seconds(context: Context, default: float) -> float:
+    """Seconds until the caller's deadline, or the default when they set none."""
+    left = context.time_remaining()
+    return default if left is None else left

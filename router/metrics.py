@@ -1,0 +1,135 @@
+"""The router's metrics. Labels are only names of registered models and workers.
+
+What pools and workers count themselves is read from them when it is asked for, so that
+it goes when they go and the data path does not pay for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tensorway import errors
+from tensorway.metrics import LATENCY_BUCKETS
+
+from .fleet import Fleet
+
+# The hop itself takes well under a millisecond.
+OWN_BUCKETS = (0.0001, 0.00025, 0.0005, *LATENCY_BUCKETS)
+
+REQUESTS = Counter(
+    "router_requests",
+    "Routed requests that ended, by model and gRPC status code; unknown models have no name.",
+    ["model", "code"],
+)
+SECONDS = Histogram(
+    "router_request_seconds",
+    "Time from a request's arrival to its end, in seconds.",
+    ["model"],
+    buckets=LATENCY_BUCKETS,
+)
+OWN_SECONDS = Histogram(
+    "router_own_seconds",
+    "The part of it in which no worker had the request, in seconds.",
+    ["model"],
+    buckets=OWN_BUCKETS,
+)
+IN_FLIGHT = Gauge("router_in_flight", "Requests that were let in and are not answered.", ["model"])
+
+
+@dataclass
+class Count:
+    """What is noted of one request while it runs."""
+
+    model: str = ""
+    worker_seconds: float = 0.0
+    """Time in which at least one worker had the request."""
+    _workers: int = 0
+    _since: float = 0.0
+
+    @contextmanager
+    def on_worker(self) -> Iterator[None]:
+        """A time in which a worker has the request."""
+        if not self._workers:
+            self._since = time.perf_counter()
+        self._workers += 1
+        try:
+            yield
+        finally:
+            self._workers -= 1
+            if not self._workers:
+                self.worker_seconds += time.perf_counter() - self._since
+
+
+@contextmanager
+def counted() -> Iterator[Count]:
+    """Count a request, whatever becomes of it."""
+    count, started, code = Count(), time.perf_counter(), grpc.StatusCode.OK
+    try:
+        yield count
+    except BaseException as error:
+        code = _code(error)
+        raise
+    finally:
+        REQUESTS.labels(count.model, code.name).inc()
+        if count.model:
+            seconds = time.perf_counter() - started
+            SECONDS.labels(count.model).observe(seconds)
+            OWN_SECONDS.labels(count.model).observe(seconds - count.worker_seconds)
+
+
+def _code(error: BaseException) -> grpc.StatusCode:
+    match error:
+        case errors.TensorwayError():
+            return errors.grpc_code(error)
+        case asyncio.CancelledError() | GeneratorExit():
+            return grpc.StatusCode.CANCELLED
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+class FleetCollector(Collector):
+    """Shows what pools and workers count."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics, read now."""
+        yield from self._models()
+        yield from self._workers()
+
+    def _models(self) -> Iterable[Metric]:
+        pools = list(self._fleet.pools.values())
+        for name, text in (
+            ("retries", "Requests or shards that were tried on another worker."),
+            ("ejections", "Times a worker was taken out for failing."),
+            ("hedges", "Second tries of slow requests."),
+            ("shards", "Parts of scattered requests."),
+        ):
+            family = CounterMetricFamily(f"router_{name}", text, labels=["model"])
+            for pool in pools:
+                family.add_metric([pool.model], getattr(pool.counts, name))
+            yield family
+
+    def _workers(self) -> Iterable[Metric]:
+        labels = ["model", "endpoint", "address"]
+        picks = CounterMetricFamily("router_picks", "Times a worker was picked.", labels=labels)
+        ready = GaugeMetricFamily("router_worker_ready", "1 if it may be picked.", labels=labels)
+        work = GaugeMetricFamily(
+            "router_worker_tokens", "About its tokens in flight.", labels=labels
+        )
+        for worker in self._fleet.workers():
+            place = [worker.model, *worker.place]
+            picks.add_metric(place, worker.picks)
+            ready.add_metric(place, worker.ready)
+            work.add_metric(place, worker.work + worker.foreign)
+        return (picks, ready, work)

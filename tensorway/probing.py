@@ -1,0 +1,29 @@
+"""Whether a worker that was ejected answers again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+PROBE_SECONDS = 0.5
+PROBE_TIMEOUT = 1.0
+
+
+async def healthy(channel: grpc.aio.Channel) -> bool:
+    """Whether the server at the other end says that it serves, within a second."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def recovered(channel: grpc.aio.Channel, probes: int) -> None:
+    """Return once so many probes in a row were good."""
+    good = 0
+    while good < probes:
+        await asyncio.sleep(PROBE_SECONDS)
+        good = good + 1 if await healthy(channel) else 0
