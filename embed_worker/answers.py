@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from embed_worker.engine import Rows
+from embed_worker.tokenizer import Field, Offsets
 from tensorway import wire
 from tensorway.errors import Internal
 from tensorway.v1 import tensor_pb2
@@ -23,12 +24,12 @@ PACK: dict[int, Callable[[Rows], Any]] = {
 """Element type -> rows [n, width] float32 to rows of that type (binary: [n, width / 8])."""
 
 
-def check_finite(rows: Rows, owners: Any, field: str) -> None:
+def check_finite(rows: Rows, offsets: Offsets, field: Field) -> None:
     """Raise Internal for the first input whose numbers are not all finite."""
     finite = np.isfinite(rows).all(axis=-1)
     if not finite.all():
-        index = int(np.searchsorted(owners, int(np.argmin(finite)), side="right")) - 1
-        raise Internal(f"{field}[{index}]: the model gave NaN or infinity", reason="NOT_FINITE")
+        index = int(np.searchsorted(offsets, int(np.argmin(finite)), side="right")) - 1
+        raise Internal(f"{field(index)}: the model gave NaN or infinity", reason="NOT_FINITE")
 
 
 def embed_response(rows: Rows, element_type: int, **fields: Any) -> bytes:
@@ -41,5 +42,12 @@ def embed_response(rows: Rows, element_type: int, **fields: Any) -> bytes:
     for index in range(len(rows)):
         part = data[index * size : (index + 1) * size]
         response.embeddings.add(index=index, **{field: part})
-    serialized: bytes = response.SerializeToString()
-    return serialized
+    return bytes(response.SerializeToString())
+
+
+def token_embed_response(rows: Rows, offsets: Offsets, **fields: Any) -> bytes:
+    """A serialised TokenEmbedResponse of vectors [tokens, width] float32."""
+    response = wire.TokenEmbedResponse(dimensions=rows.shape[1], **fields)
+    for index, own in enumerate(np.split(rows.astype("<f4", copy=False), offsets[1:-1])):
+        response.embeddings.add(index=index, tokens=len(own), values=own.tobytes())
+    return bytes(response.SerializeToString())

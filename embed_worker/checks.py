@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from embed_worker.engine import EngineInfo, Params
+from embed_worker.engine import EngineInfo
 from embed_worker.tokenizer import TextOptions
-from tensorway.errors import InvalidArgument, NotFound, TooLarge
+from tensorway.errors import FailedPrecondition, InvalidArgument, NotFound, TooLarge
 from tensorway.v1 import tensor_pb2
 
 MAX_REQUEST_ID = 128
@@ -50,6 +50,15 @@ def check_texts(texts: Sequence[str], field: str, max_inputs: int) -> None:
         raise invalid(f"{field}[{index}]", "expected a text, got an empty string")
 
 
+def top_n(request: Any) -> int | None:
+    """Most results to return, None for all."""
+    if not request.HasField("top_n"):
+        return None
+    if request.top_n < 1:
+        raise invalid("top_n", f"expected at least 1, got {request.top_n}")
+    return int(request.top_n)
+
+
 def check_request_id(request_id: str) -> None:
     """Raise for an id that is too long to log."""
     if len(request_id) > MAX_REQUEST_ID:
@@ -73,7 +82,7 @@ def unique_id(request_id: str, pending: set[str]) -> Iterator[None]:
 
 def text_options(request: Any, info: EngineInfo, least_limit: int) -> TextOptions:
     """How the request wants its inputs turned into token ids."""
-    special = not request.HasField("add_special_tokens") or request.add_special_tokens
+    special = request.add_special_tokens if _given(request, "add_special_tokens") else True
     return TextOptions(
         special=special,
         limit=truncation(request, info, least_limit),
@@ -121,13 +130,21 @@ def element_type(request: Any) -> int:
     return request.element_type or tensor_pb2.ELEMENT_TYPE_FLOAT32
 
 
-def embed_params(request: Any, info: EngineInfo) -> Params:
-    """Pooling parameters; the task is always set, or vLLM returns every token's state."""
-    return Params(task="embed", dimensions=dimensions(request, info))
+def check_task(task: str, info: EngineInfo) -> None:
+    """Raise FailedPrecondition unless the model supports the task."""
+    if task not in info.tasks:
+        offered = ", ".join(info.tasks)
+        message = f"model: {info.model_names[0]!r} does not support {task}; it supports {offered}"
+        raise FailedPrecondition(message)
+
+
+def _given(request: Any, field: str) -> bool:
+    """Whether a request that may have the field has it."""
+    return field in request.DESCRIPTOR.fields_by_name and request.HasField(field)
 
 
 def _prefix(request: Any, info: EngineInfo) -> str:
-    name: str = request.prompt_name
+    name: str = getattr(request, "prompt_name", "")
     if not name:
         return ""
     if request.WhichOneof("input") != "texts":

@@ -12,9 +12,11 @@ from tensorway.handlers import Context
 from tensorway.v1 import model_pb2
 
 _TASKS = {
-    "embed": [model_pb2.TASK_EMBED],
-    "token_embed": [model_pb2.TASK_TOKEN_EMBED],
-    "classify": [model_pb2.TASK_CLASSIFY],
+    "embed": model_pb2.TASK_EMBED,
+    "token_embed": model_pb2.TASK_TOKEN_EMBED,
+    "sparse_embed": model_pb2.TASK_SPARSE_EMBED,
+    "classify": model_pb2.TASK_CLASSIFY,
+    "score": model_pb2.TASK_SCORE,
 }
 _WATCH_SECONDS = 1.0
 
@@ -25,7 +27,7 @@ def describe(info: EngineInfo) -> model_pb2.Model:
     return model_pb2.Model(
         name=name,
         aliases=aliases,
-        tasks=[task for known in info.tasks for task in _TASKS.get(known, [])],
+        tasks=[_TASKS[task] for task in info.tasks],
         dimensions=info.dimensions,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,

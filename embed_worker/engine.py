@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+# vLLM's pooling tasks.
 Task = Literal["embed", "token_embed", "classify", "token_classify"]
 Rows = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -34,7 +35,11 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     """Most inputs in one engine step."""
     tasks: list[str]
-    """vLLM's pooling tasks that the model supports."""
+    """What the model can be asked: embed, token_embed, sparse_embed, classify, score."""
+    score_type: str = ""
+    """How it scores: cross-encoder, bi-encoder or late-interaction."""
+    sparse_task: Task = "embed"
+    """Pooling task whose rows are term weights: [vocab_size] of an input, or one a token."""
     is_matryoshka: bool = False
     matryoshka_dimensions: list[int] = []
     normalized: bool = True

@@ -13,7 +13,7 @@ from embed_worker import answers, checks, metrics
 from embed_worker.admission import Admission, Cost
 from embed_worker.engine import EngineInfo, Params, Rows, Step
 from embed_worker.engine_client import EngineProcess
-from embed_worker.tokenizer import Batch, BatchTokenizer, Offsets, TextOptions
+from embed_worker.tokenizer import Batch, BatchTokenizer, Field, Offsets, TextOptions
 from tensorway import telemetry
 from tensorway.v1 import common_pb2, embedding_pb2, model_pb2
 
@@ -64,22 +64,25 @@ class Model:
     async def pool(self, request: Any, params: Params, task: str) -> Pooled:
         """Rows for the inputs of a request that has `texts` or `tokens`."""
         kind = checks.check_inputs(request, self.info, self._max_inputs)
-        bulk = request.priority == embedding_pb2.PRIORITY_BULK
-        with self._admission.hold(cost(request), bulk=bulk):
+        with self._admission.hold(cost(request), bulk=_bulk(request)):
             batch = await self._tokenize(request, kind)
-            return await self.run(batch, params, task, FIELDS[kind], bulk=bulk)
+            return await self._run(batch, params, task, FIELDS[kind], bulk=_bulk(request))
 
-    async def run(
-        self, batch: Batch, params: Params, task: str, field: str, *, bulk: bool
-    ) -> Pooled:
-        """Rows for token ids; raises Internal naming an input with NaN or infinity."""
-        with self._admission.hold(Cost(tokens=batch.tokens), bulk=bulk):
-            rows, offsets = await self._engine.run(batch, params, bulk=bulk)
-        answers.check_finite(rows, offsets, field)
-        metrics.INPUTS.labels(self.name, task).inc(batch.inputs)
-        metrics.TOKENS.labels(self.name, task).inc(batch.tokens)
-        telemetry.set_usage(trace.get_current_span(), batch.tokens)
-        return Pooled(rows, offsets, batch)
+    async def pool_query(self, request: Any, params: Params, task: str) -> Pooled:
+        """Rows for a query and then its documents, each an input of its own."""
+        limit = self._check_query(request, self.tokenizer.least_limit(special=True))
+        texts, options = [request.query, *request.documents], TextOptions(limit=limit)
+        with self._admission.hold(cost(request), bulk=_bulk(request)):
+            batch = await self.tokenizer.texts(texts, options, _query_field)
+            return await self._run(batch, params, task, _query_field, bulk=_bulk(request))
+
+    async def pool_pairs(self, request: Any, task: str) -> Pooled:
+        """Rows for the pairs of a query and each document, as a cross-encoder reads them."""
+        limit = self._check_query(request, self.tokenizer.least_limit(special=True) + 1)
+        with self._admission.hold(cost(request), bulk=_bulk(request)):
+            batch = await self.tokenizer.pairs(request.query, request.documents, limit, _document)
+            params = Params("classify")
+            return await self._run(batch, params, task, _document, bulk=_bulk(request))
 
     async def prove(self) -> None:
         """Raise RuntimeError unless texts of any length give vectors of one width.
@@ -89,7 +92,7 @@ class Model:
         if "embed" not in self.info.tasks:
             return
         sequences = [self._proof_ids(text) for text in _PROOF]
-        batch = self.tokenizer.sequences(sequences, TextOptions(), "proof")
+        batch = self.tokenizer.sequences(sequences, TextOptions(), "proof[{}]".format)
         rows, _ = await self._engine.run(batch, Params())
         if rows.shape != (len(_PROOF), self.info.dimensions):
             raise RuntimeError(f"expected [2, {self.info.dimensions}] numbers, got {rows.shape}")
@@ -98,6 +101,23 @@ class Model:
             raise RuntimeError("the model gives NaN or infinity")
         if self.info.normalized and np.abs(norms - 1).max() > _NORM_TOLERANCE:
             raise RuntimeError(f"expected vectors of length 1, got {norms.tolist()}")
+
+    async def _run(
+        self, batch: Batch, params: Params, task: str, field: Field, *, bulk: bool
+    ) -> Pooled:
+        with self._admission.hold(Cost(tokens=batch.tokens), bulk=bulk):
+            rows, offsets = await self._engine.run(batch, params, bulk=bulk)
+        answers.check_finite(rows, offsets, field)
+        metrics.INPUTS.labels(self.name, task).inc(batch.inputs)
+        metrics.TOKENS.labels(self.name, task).inc(batch.tokens)
+        telemetry.set_usage(trace.get_current_span(), batch.tokens)
+        return Pooled(rows, offsets, batch)
+
+    def _check_query(self, request: Any, least_limit: int) -> int | None:
+        if not request.query:
+            raise checks.invalid("query", "expected a text, got an empty string")
+        checks.check_texts(request.documents, "documents", self._max_inputs)
+        return checks.truncation(request, self.info, least_limit)
 
     def stepped(self, step: Step, seconds: float) -> None:
         """Learn from an engine step."""
@@ -126,13 +146,28 @@ class Model:
         if not self.info.tokenizer:
             return [index % self.info.vocab_size for index in range(len(text))]
         options = TextOptions(limit=self.info.max_model_len)
-        return list(self.tokenizer.encode([text], options, "proof").ids.tolist())
-
-
-FIELDS = {"texts": "texts.texts", "tokens": "tokens.sequences"}
+        return list(self.tokenizer.encode([text], options, "proof[{}]".format).ids.tolist())
 
 
 def cost(request: Any) -> Cost:
     """What a request takes before its tokens are known."""
-    inputs = len(request.texts.texts) or len(request.tokens.sequences)
+    if hasattr(request, "documents"):
+        inputs = len(request.documents)
+    else:
+        inputs = len(request.texts.texts) or len(request.tokens.sequences)
     return Cost(requests=1, inputs=inputs, bytes=request.ByteSize())
+
+
+FIELDS: dict[str, Field] = {
+    "texts": "texts.texts[{}]".format,
+    "tokens": "tokens.sequences[{}]".format,
+}
+_document: Field = "documents[{}]".format
+
+
+def _query_field(index: int) -> str:
+    return _document(index - 1) if index else "query"
+
+
+def _bulk(request: Any) -> bool:
+    return bool(request.priority == embedding_pb2.PRIORITY_BULK)

@@ -16,6 +16,7 @@ from embed_worker.engine import Step
 from embed_worker.engine_client import EngineDied, EngineProcess
 from embed_worker.metrics import engine_metrics
 from embed_worker.model import Model
+from embed_worker.pooling_servicer import PoolingServicer
 from embed_worker.servicer import EmbeddingServicer, Holder
 from tensorway.channels import Dialer
 from tensorway.flags import BadFlag, flag
@@ -139,6 +140,7 @@ def _services(
 ) -> list[Service]:
     return [
         EmbeddingServicer(holder, options.max_stream_requests).service(),
+        PoolingServicer(holder).service(),
         Service(
             model_pb2.DESCRIPTOR.services_by_name["ModelService"],
             ModelServicer(holder, worker),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from embed_worker import answers, checks
+from embed_worker.engine import Params
 from embed_worker.model import Model
 from tensorway import logs
 from tensorway.envelope import EmbedStreamResponse
@@ -45,7 +46,8 @@ class EmbeddingServicer:
         with model.observed("embed"):
             checks.check_model(request.model, model.info)
             request_id = bind_request_id(request)
-            params = checks.embed_params(request, model.info)
+            checks.check_task("embed", model.info)
+            params = Params("embed", checks.dimensions(request, model.info))
             element_type = checks.element_type(request)
             pooled = await model.pool(request, params, "embed")
             return answers.embed_response(

@@ -6,7 +6,7 @@ Uses the Hugging Face tokenizer that vLLM itself loaded; it releases the GIL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ _INLINE_CHARACTERS = 4096
 _NO_PAIRS = np.empty(0, np.int32)
 
 Offsets = NDArray[np.int64]
+# Path in the request of the input with that index.
+Field = Callable[[int], str]
 
 
 class Batch(NamedTuple):
@@ -76,20 +78,20 @@ class BatchTokenizer:
         """Fewest tokens that a text may be cut to: one besides the special tokens."""
         return 1 + (len(self._start) + len(self._end) if special else 0)
 
-    async def texts(self, texts: Sequence[str], options: TextOptions, field: str) -> Batch:
+    async def texts(self, texts: Sequence[str], options: TextOptions, field: Field) -> Batch:
         """Token ids of texts; raises InvalidArgument naming the text that is too long."""
         if sum(map(len, texts)) <= _INLINE_CHARACTERS:
             return self.encode(texts, options, field)
         return await asyncio.to_thread(self.encode, texts, options, field)
 
-    def encode(self, texts: Sequence[str], options: TextOptions, field: str) -> Batch:
+    def encode(self, texts: Sequence[str], options: TextOptions, field: Field) -> Batch:
         """The same, on the calling thread."""
         prepared = [self._prepare(options.prefix + text) for text in texts]
         encodings = self._loaded().encode_batch_fast(prepared, add_special_tokens=options.special)
         return self.sequences([encoding.ids for encoding in encodings], options, field)
 
     def sequences(
-        self, sequences: Sequence[Sequence[int]], options: TextOptions, field: str
+        self, sequences: Sequence[Sequence[int]], options: TextOptions, field: Field
     ) -> Batch:
         """Token ids as they are, checked against the model's length or cut."""
         limit = options.limit or self._max_model_len
@@ -97,18 +99,20 @@ class BatchTokenizer:
         if max(lengths) > limit:
             if options.limit is None:
                 index = next(i for i, length in enumerate(lengths) if length > limit)
-                raise _too_long(f"{field}[{index}]", limit, lengths[index])
+                raise _too_long(field(index), limit, lengths[index])
             sequences = [self._cut(list(ids), limit, options) for ids in sequences]
             lengths = [len(ids) for ids in sequences]
         flat = np.fromiter(chain.from_iterable(sequences), np.int32, count=sum(lengths))
         return Batch(flat, np.cumsum([0, *lengths], dtype=np.int64), _NO_PAIRS)
 
-    async def pairs(self, query: str, texts: Sequence[str], limit: int | None, field: str) -> Batch:
+    async def pairs(
+        self, query: str, texts: Sequence[str], limit: int | None, field: Field
+    ) -> Batch:
         """Token ids of (query, text) pairs, as a cross-encoder reads them."""
         return await asyncio.to_thread(self._encode_pairs, query, texts, limit, field)
 
     def _encode_pairs(
-        self, query: str, texts: Sequence[str], limit: int | None, field: str
+        self, query: str, texts: Sequence[str], limit: int | None, field: Field
     ) -> Batch:
         tokenizer = self._loaded()
         if limit is not None:
@@ -145,7 +149,7 @@ class BatchTokenizer:
 
     def _check_probes(self, probes: dict[str, list[int]]) -> None:
         for text, expected in probes.items():
-            got = self.encode([text], TextOptions(), "probe").ids.tolist()
+            got = self.encode([text], TextOptions(), str).ids.tolist()
             if got != expected:
                 raise RuntimeError(f"tokenizer: {text!r} gave {got}, vLLM's gives {expected}")
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from prometheus_client import generate_latest
 from transformers.utils import cached_file
-from vllm import EngineArgs, LLMEngine, PoolingParams, TokensPrompt
+from vllm import EngineArgs, LLMEngine, PoolingParams
+from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -35,6 +36,8 @@ _PROBES = ("hi", "Tokenizers must agree: Ünïcödé, 東京, 42!", "  two  spac
 # A step of 64 ki tokens keeps an H200 busy (docs/performance.md). vLLM's own defaults
 # are made for generation, where a step this long would stall other requests' tokens.
 _GPU_LIMITS = {"max_num_seqs": 1024, "max_num_batched_tokens": 65536}
+# Architectures that give term weights, and the pooling task that gives them.
+_SPARSE = {"BertSpladeSparseEmbeddingModel": "embed", "BgeM3EmbeddingModel": "token_classify"}
 
 
 class VllmEngine:
@@ -50,7 +53,7 @@ class VllmEngine:
         pooling = PoolingParams(task=params.task, dimensions=params.dimensions)
         if second is not None:
             pooling.extra_kwargs = {"compressed_token_type_ids": second}
-        self._llm.add_request(key, TokensPrompt(prompt_token_ids=list(ids)), pooling)
+        self._llm.add_request(key, tokens_input(list(ids)), pooling)
 
     def step(self) -> list[tuple[str, Rows]]:
         """Run one batch."""
@@ -70,8 +73,8 @@ def _parse(flags: Sequence[str]) -> EngineArgs:
     parser.add_argument("model_tag", nargs="?", help="The model, as `vllm serve` takes it.")
     parsed = parser.parse_args(list(flags))
     parsed.model = parsed.model_tag or parsed.model
+    refuse_arguments(vars(parsed), vars(parser.parse_args([])))
     args = EngineArgs.from_cli_args(parsed)
-    refuse_arguments(vars(args), vars(EngineArgs(model=args.model)))
     args.runner = "pooling"
     if args.tensor_parallel_size == args.pipeline_parallel_size == 1:
         args.distributed_executor_backend = args.distributed_executor_backend or "uni"
@@ -100,7 +103,7 @@ def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
         vocab_size=int(config.get_vocab_size()),
         max_model_len=int(config.max_model_len),
         max_num_seqs=int(llm.vllm_config.scheduler_config.max_num_seqs),
-        tasks=[*llm.get_supported_tasks()],
+        **_tasks(config, llm.get_supported_tasks()),
         is_matryoshka=bool(config.is_matryoshka),
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
         normalized=pooler.use_activation is not False,
@@ -111,6 +114,24 @@ def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
         lowercase=bool((config.encoder_config or {}).get("do_lower_case")),
         probe_ids={text: tokenizer(text)["input_ids"] for text in _PROBES} if tokenizer else {},
     )
+
+
+def _tasks(config: Any, supported: Sequence[str]) -> dict[str, Any]:
+    """What the model can be asked, in our words, and how."""
+    tasks = {task for task in ("embed", "token_embed") if task in supported}
+    known: dict[str, Any] = {"score_type": config.score_type if tasks else ""}
+    if "classify" in supported:
+        # One class is a relevance: that is what a cross-encoder gives.
+        tasks.add("score" if config.hf_config.num_labels == 1 else "classify")
+        known["score_type"] = "cross-encoder"
+    elif tasks:
+        tasks.add("score")
+    if config.architecture in _SPARSE:
+        known["sparse_task"] = _SPARSE[config.architecture]
+        tasks.add("sparse_embed")
+        if known["sparse_task"] == "embed":
+            tasks = {"sparse_embed"}
+    return {"tasks": sorted(tasks), **known}
 
 
 def _names(args: EngineArgs) -> list[str]:

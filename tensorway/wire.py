@@ -1,4 +1,4 @@
-"""A private view of an answer in which a vector is bytes.
+"""A private view of answers in which vectors are bytes.
 
 A packed ``repeated float`` field and a ``bytes`` field of the same number are the same
 on the wire: a length, then the little-endian numbers
@@ -13,38 +13,39 @@ from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import FileDescriptor
 
-from tensorway.v1 import embedding_pb2
+from tensorway.v1 import embedding_pb2, pooling_pb2
 
 _PACKAGE = "tensorway.v1.wire"
 
 
-def _bytes_view() -> descriptor_pb2.FileDescriptorProto:
-    contract = descriptor_pb2.FileDescriptorProto()
-    embedding_pb2.DESCRIPTOR.CopyToProto(contract)
-    messages = {message.name: message for message in contract.message_type}
-    embedding, response = messages["Embedding"], messages["EmbedResponse"]
-    values = next(field for field in embedding.field if field.name == "values")
+def _bytes_view(contract: FileDescriptor, item: str, response: str) -> Any:
+    """The response class, with ``embeddings[i].values`` as bytes."""
+    file = descriptor_pb2.FileDescriptorProto()
+    contract.CopyToProto(file)
+    messages = {message.name: message for message in file.message_type}
+    values = next(field for field in messages[item].field if field.name == "values")
     values.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
     values.label = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
-    vectors = next(field for field in response.field if field.name == "embeddings")
-    vectors.type_name = f".{_PACKAGE}.Embedding"
-    return descriptor_pb2.FileDescriptorProto(
-        name="tensorway/v1/wire.proto",
-        package=_PACKAGE,
-        syntax=contract.syntax,
-        dependency=contract.dependency,
-        message_type=[embedding, response],
+    vectors = next(field for field in messages[response].field if field.name == "embeddings")
+    vectors.type_name = f".{_PACKAGE}.{item}"
+    pool = descriptor_pool.Default()
+    pool.Add(
+        descriptor_pb2.FileDescriptorProto(
+            name=f"tensorway/v1/wire/{item}.proto",
+            package=_PACKAGE,
+            syntax=file.syntax,
+            dependency=file.dependency,
+            message_type=[messages[item], messages[response]],
+        )
     )
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{response}"))
 
 
-_POOL = descriptor_pool.Default()
-_POOL.Add(_bytes_view())
-
-# EmbedResponse, but ``embeddings[i].values`` is bytes of little-endian float32.
-EmbedResponse: Any = message_factory.GetMessageClass(
-    _POOL.FindMessageTypeByName(f"{_PACKAGE}.EmbedResponse")
-)
+# The answers, but ``embeddings[i].values`` is bytes of little-endian float32.
+EmbedResponse = _bytes_view(embedding_pb2.DESCRIPTOR, "Embedding", "EmbedResponse")
+TokenEmbedResponse = _bytes_view(pooling_pb2.DESCRIPTOR, "TokenEmbedding", "TokenEmbedResponse")
 
 
 def merge_embeddings(parts: Iterable[Any]) -> Any:
