@@ -33,6 +33,8 @@ _BACKLOG = 2048
 
 def serve(rest: RestOptions, dial: DialOptions, observe: ObserveOptions) -> None:
     """Serve until told to stop; exits 0, or 1 when it could not start."""
+    # Files that cannot be used are told here, before any process starts.
+    create_app(rest, dial)
     config = uvicorn_config(rest, functools.partial(start, rest, dial, observe))
     listener = listen(rest)
     # The server repeats the signal after it drained; by then it means nothing more.

@@ -28,6 +28,11 @@ class Shim:
     url: str
     http: httpx.AsyncClient
     router: FakeRouter
+    server: Server
+
+    async def lose_router(self) -> None:
+        """Stop the router while the shim goes on."""
+        await self.server._server.stop(None)
 
     async def embed(self, **body: Any) -> httpx.Response:
         """POST /v1/embeddings, for the fake's model unless told otherwise."""
@@ -57,7 +62,7 @@ async def start_shim(
         options = replace(rest or RestOptions(), port=0, router=target)
         url = await stack.enter_async_context(_served(options, dial or DialOptions()))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, verify=False))
-        yield Shim(url, http, router)
+        yield Shim(url, http, router, server)
 
 
 @asynccontextmanager
@@ -80,8 +85,15 @@ def shims() -> Shims:
     return start_shim
 
 
-@pytest.fixture
-async def shim() -> AsyncIterator[Shim]:
-    """A shim with default options."""
+@pytest.fixture(scope="session")
+async def default_shim() -> AsyncIterator[Shim]:
+    """A shim with default options, which lasts as long as the tests."""
     async with start_shim() as shim:
         yield shim
+
+
+@pytest.fixture
+def shim(default_shim: Shim) -> Shim:
+    """The shim with default options, and a router that has forgotten everything."""
+    vars(default_shim.router).update(vars(FakeRouter()))
+    return default_shim

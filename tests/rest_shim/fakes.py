@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import numpy as np
 
 from tensorway import errors, wire
@@ -16,7 +18,7 @@ from tensorway.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, model_pb
 
 VOCAB = 1000
 MODEL = "org/fake-embed"
-ALIAS = "fake"
+ALIAS = "minilm"
 
 
 def vector(value: str | list[int], width: int = 8) -> np.ndarray:
@@ -32,7 +34,11 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
 
     width: int = 8
     error: BaseException | None = None
-    """Raised by every Embed."""
+    """Raised by Embed."""
+    errors_left: float = math.inf
+    """How many more times it is raised."""
+    abort: grpc.StatusCode | None = None
+    """Every Embed ends with this code, as a server without our details would end it."""
     seconds: float = 0.0
     """How long an Embed takes."""
     requests: list[embedding_pb2.EmbedRequest] = field(default_factory=list)
@@ -52,7 +58,10 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        if self.error:
+        if self.abort:
+            await context.abort(self.abort, "something inside")
+        if self.error and self.errors_left > 0:
+            self.errors_left -= 1
             raise self.error
         return self._answer(request)
 
