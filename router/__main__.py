@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from prometheus_client import REGISTRY
+
 from tensorway import logs, metrics, serving, telemetry
 from tensorway.channels import Dialer
 from tensorway.flags import command
@@ -11,8 +13,11 @@ from tensorway.options import DialOptions, ObserveOptions
 
 from .config import load
 from .fleet import Fleet
+from .metrics import FleetCollector
 from .options import RouterListenOptions, RouterOptions
-from .services import services
+from .services import front, services
+from .static import polled
+from .status import StatusPage
 
 LOG = logging.getLogger(__name__)
 
@@ -28,15 +33,15 @@ def main(
     config = load(router.config)
 
     async def run(stop: serving.Stop) -> None:
-        async with (
-            Fleet(router.rules(), Dialer(dial)) as fleet,
-            serving.Server(
-                listen, services(router, config, fleet, listen.default_timeout)
-            ) as server,
-        ):
-            metrics.serve(observe)
-            await server.set_serving()
-            await stop.wait()
+        async with Fleet(router.rules(), Dialer(dial)) as fleet, polled(fleet, config.workers):
+            shared = front(router, config, fleet)
+            REGISTRY.register(FleetCollector(fleet))
+            where = metrics.serve(observe, pages=StatusPage(shared).pages())
+            LOG.info("metrics and status page: %s", where or "none (--metrics-port)")
+            parts = services(router, shared, listen.default_timeout)
+            async with serving.Server(listen, parts) as server:
+                await server.set_serving()
+                await stop.wait()
 
     serving.run(run)
 

@@ -18,27 +18,25 @@ class Limit:
     """Tokens in flight for each key; 0 is no limit."""
 
     def __init__(self, flag: str, tokens: float) -> None:
-        self.held: dict[str, float] = {}
-        self.refused = 0
+        self._held: dict[str, float] = {}
         self._flag = flag
         self._tokens = tokens
 
     @contextmanager
     def hold(self, key: str, work: float) -> Iterator[None]:
         """Hold so many tokens of the key's share; refuses at once when they are not there."""
-        held = self.held.get(key, 0.0)
+        held = self._held.get(key, 0.0)
         if self._tokens and held + work > self._tokens:
             self._refuse(held, work)
-        self.held[key] = held + work
+        self._held[key] = held + work
         try:
             yield
         finally:
-            self.held[key] -= work
-            if self.held[key] < 1:
-                del self.held[key]
+            self._held[key] -= work
+            if self._held[key] < 1:
+                del self._held[key]
 
     def _refuse(self, held: float, work: float) -> None:
-        self.refused += 1
         asked = f"about {work:.0f} tokens asked for, {self._flag} allows {self._tokens:.0f}"
         if work > self._tokens:
             raise TooLarge(f"the request is too large: {asked}")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
 
-from tensorway.channels import Dialer, Metadata
+from tensorway.channels import Metadata
 from tensorway.pool import Pool
 from tensorway.v1 import model_pb2
 
 from . import metrics
 from .admission import Admission, caller
+from .fleet import Fleet
 from .names import Names
+from .recent import Recent, Recents
 from .worker import Worker
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -48,7 +51,8 @@ class Front:
 
     names: Names
     admission: Admission
-    dialer: Dialer
+    fleet: Fleet
+    recents: Recents = field(default_factory=partial(Recents, Recent))
 
     @contextmanager
     def route(
@@ -63,14 +67,14 @@ class Front:
 
         It must end within so many seconds.
         """
-        with metrics.counted() as count:
+        with metrics.counted(self.recents) as count:
             pool = self.names.pool(model, task)
             count.model = pool.model
             with (
                 self.admission.hold(pool.model, caller(context), work),
                 metrics.IN_FLIGHT.labels(pool.model).track_inprogress(),
             ):
-                yield Route(pool, time.monotonic() + seconds, self.dialer.metadata(), count)
+                yield Route(pool, time.monotonic() + seconds, self.fleet.dialer.metadata(), count)
 
 
 def seconds(context: Context, default: float) -> float:

@@ -21,6 +21,7 @@ from tensorway import errors
 from tensorway.metrics import LATENCY_BUCKETS
 
 from .fleet import Fleet
+from .recent import Recents
 
 # The hop itself takes well under a millisecond.
 OWN_BUCKETS = (0.0001, 0.00025, 0.0005, *LATENCY_BUCKETS)
@@ -70,7 +71,7 @@ class Count:
 
 
 @contextmanager
-def counted() -> Iterator[Count]:
+def counted(recents: Recents) -> Iterator[Count]:
     """Count a request, whatever becomes of it."""
     count, started, code = Count(), time.perf_counter(), grpc.StatusCode.OK
     try:
@@ -84,6 +85,8 @@ def counted() -> Iterator[Count]:
             seconds = time.perf_counter() - started
             SECONDS.labels(count.model).observe(seconds)
             OWN_SECONDS.labels(count.model).observe(seconds - count.worker_seconds)
+            ok = code is grpc.StatusCode.OK
+            recents[count.model].add(time.monotonic(), seconds, ok)
 
 
 def _code(error: BaseException) -> grpc.StatusCode:

@@ -21,6 +21,8 @@ POOLING: Mapping[str, model_pb2.Task.ValueType] = {
     "Classify": model_pb2.TASK_CLASSIFY,
 }
 
+GENERATOR: Mapping[str, model_pb2.Task.ValueType] = {"GetModel": model_pb2.TASK_GENERATE}
+
 
 def passing(
     front: Front,

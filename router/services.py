@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tensorway import envelope
 from tensorway.handlers import Service
-from tensorway.v1 import embedding_pb2, model_pb2, pooling_pb2, registry_pb2
+from tensorway.v1 import (
+    embedding_pb2,
+    encoder_pb2,
+    generator_pb2,
+    model_pb2,
+    pooling_pb2,
+    registry_pb2,
+)
 
 from .admission import Admission
 from .config import Config
@@ -14,20 +21,25 @@ from .front import Front
 from .models import ModelService
 from .names import Names
 from .options import RouterOptions
-from .passing import POOLING, passing
+from .passing import GENERATOR, POOLING, passing
 from .registry import RegistryService
+from .relay import EncoderService, GeneratorService
 
 _BYTES = (None, None)
 _VIEWS = (envelope.EmbedStreamRequest.FromString, envelope.EmbedStreamResponse.SerializeToString)
 
 
-def services(
-    options: RouterOptions, config: Config, fleet: Fleet, timeout: float
-) -> tuple[Service, ...]:
+def front(options: RouterOptions, config: Config, fleet: Fleet) -> Front:
+    """What the services share."""
+    admission = Admission(options.model_limit, options.caller_limit)
+    return Front(Names(fleet, config.aliases), admission, fleet)
+
+
+def services(options: RouterOptions, front: Front, timeout: float) -> tuple[Service, ...]:
     """All services of a router; `timeout` is the deadline of unary calls that set none."""
-    names = Names(fleet, config.aliases)
-    front = Front(names, Admission(options.model_limit, options.caller_limit), fleet.dialer)
     pooling = pooling_pb2.DESCRIPTOR.services_by_name["PoolingService"]
+    generator = generator_pb2.DESCRIPTOR.services_by_name["GeneratorService"]
+    get_model = passing(front, generator, GENERATOR, timeout).GetModel
     return (
         Service(
             embedding_pb2.DESCRIPTOR.services_by_name["EmbeddingService"],
@@ -40,13 +52,23 @@ def services(
             dict.fromkeys(POOLING, _BYTES),
         ),
         Service(
+            generator,
+            GeneratorService(front, get_model, options.stream_timeout),
+            {"Generate": _BYTES, "GetModel": _BYTES},
+        ),
+        Service(
+            encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"],
+            EncoderService(front, options.stream_timeout),
+            {"Encode": _BYTES, "Generate": _BYTES},
+        ),
+        Service(
             model_pb2.DESCRIPTOR.services_by_name["ModelService"],
-            ModelService(fleet, names, options.direct),
+            ModelService(front.fleet, front.names, options.direct),
             lasting=frozenset({"WatchWorkers"}),
         ),
         Service(
             registry_pb2.DESCRIPTOR.services_by_name["RegistryService"],
-            RegistryService(fleet, options.lease),
+            RegistryService(front.fleet, options.lease),
             lasting=frozenset({"Register"}),
         ),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,15 +53,15 @@ class Worker(Replica):
         """Send a request as bytes; the answer as bytes."""
         if (send := self._methods.get(method)) is None:
             send = self._methods[method] = self.channel.unary_unary(method, None, None)
-        call = send(data, timeout=timeout, metadata=metadata)
-        self._calls.add(call)
-        try:
+        with self._held(send(data, timeout=timeout, metadata=metadata)) as call:
             return await call  # type: ignore[no-any-return]
-        except asyncio.CancelledError:
-            self._check_lost()
-            raise
-        finally:
-            self._calls.discard(call)
+
+    @contextmanager
+    def stream(self, method: str, timeout: float, metadata: Metadata) -> Iterator[Any]:
+        """A call that is written to and read from as bytes; it ends with the context."""
+        send: Any = self.channel.stream_stream(method, None, None)
+        with self._held(send(timeout=timeout, metadata=metadata)) as call:
+            yield call
 
     def report(self, requests: int, tokens: int) -> None:
         """Note the load that it reports."""
@@ -86,7 +88,16 @@ class Worker(Replica):
             shown.address = shown.metrics_address = ""
         return shown
 
-    def _check_lost(self) -> None:
-        task = asyncio.current_task()
-        if self.lost and task is not None and not task.cancelling():
-            raise WorkerLost from None
+    @contextmanager
+    def _held(self, call: Any) -> Iterator[Any]:
+        self._calls.add(call)
+        try:
+            yield call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.lost and task is not None and not task.cancelling():
+                raise WorkerLost from None
+            raise
+        finally:
+            self._calls.discard(call)
+            call.cancel()

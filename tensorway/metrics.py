@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 
 from tensorway.flags import BadFlag
@@ -24,8 +29,23 @@ RPC_SECONDS = Histogram(
 )
 
 
-def serve(options: ObserveOptions, registry: CollectorRegistry = REGISTRY) -> str:
-    """Show the metrics over HTTP; returns the address, empty when there is none."""
+@dataclass(frozen=True)
+class Page:
+    """A page beside the metrics: its content type, and what makes its content."""
+
+    kind: str
+    make: Callable[[], bytes]
+
+
+def serve(
+    options: ObserveOptions,
+    registry: CollectorRegistry = REGISTRY,
+    pages: Mapping[str, Page] = MappingProxyType({}),
+) -> str:
+    """Show the metrics over HTTP; returns the address, empty when there is none.
+
+    Other pages may stand beside them, by path; they are made in the server's threads.
+    """
     if options.metrics_port is None:
         return ""
     try:
@@ -33,4 +53,15 @@ def serve(options: ObserveOptions, registry: CollectorRegistry = REGISTRY) -> st
     except OSError as error:
         address = f"{options.metrics_host}:{options.metrics_port}"
         raise BadFlag(f"--metrics-port: cannot listen on {address}: {error.strerror}") from error
+    server.set_app(_with_pages(server.get_app(), pages))
     return f"{options.metrics_host}:{server.server_port}"
+
+
+def _with_pages(app: Any, pages: Mapping[str, Page]) -> Any:
+    def answer(environ: Mapping[str, Any], start_response: Any) -> Any:
+        if (page := pages.get(environ["PATH_INFO"])) is None:
+            return app(environ, start_response)
+        start_response("200 OK", [("Content-Type", page.kind), ("Cache-Control", "no-store")])
+        return [page.make()]
+
+    return answer

@@ -7,15 +7,19 @@ import asyncio
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tensorway.channels import Metadata
+
 PROBE_SECONDS = 0.5
 PROBE_TIMEOUT = 1.0
 
 
-async def healthy(channel: grpc.aio.Channel) -> bool:
+async def healthy(channel: grpc.aio.Channel, metadata: Metadata = ()) -> bool:
     """Whether the server at the other end says that it serves, within a second."""
     stub = health_pb2_grpc.HealthStub(channel)
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT)
+        answer = await stub.Check(
+            health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT, metadata=metadata
+        )
     except grpc.aio.AioRpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

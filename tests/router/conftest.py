@@ -15,7 +15,7 @@ import pytest
 from router.config import Config
 from router.fleet import Fleet
 from router.options import RouterOptions
-from router.services import services
+from router.services import front, services
 from tensorway.channels import Dialer
 from tensorway.options import DialOptions, ListenOptions
 from tensorway.serving import Server
@@ -75,7 +75,7 @@ class Running:
     async def until(self, reached: Callable[[], bool], seconds: float = 20.0) -> None:
         """Wait for a change of the router's workers to bring something about."""
         async with asyncio.timeout(seconds):
-            while not reached():
+            while not reached():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def end(self) -> None:
@@ -95,7 +95,7 @@ async def routing(
     async with AsyncExitStack() as stack:
         router = RouterOptions(**options)
         fleet = await stack.enter_async_context(Fleet(router.rules(), dialer))
-        parts = services(router, config or Config(), fleet, timeout)
+        parts = services(router, front(router, config or Config(), fleet), timeout)
         server = await stack.enter_async_context(Server(ListenOptions(grace=1.0), parts))
         await server.set_serving()
         channel = await stack.enter_async_context(dialer.open(f"127.0.0.1:{server.port}"))
