@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import click
 import numpy as np
 from numpy.typing import NDArray
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,7 @@ from tensorway import wire
 from tensorway.channels import Dialer
 from tensorway.commands import stack
 from tensorway.commands.screen import Screen
-from tensorway.commands.up import where
+from tensorway.commands.up import stay, where
 from tensorway.flags import BadFlag, command, flag
 from tensorway.fleet import HOST, Fleet, Service, Workers
 from tensorway.options import PORT, DialOptions
@@ -85,13 +86,13 @@ async def show(fleet: Fleet, screen: Screen, *, keep: bool) -> None:
     difference = float(np.abs(by_grpc - by_rest).max())
     if difference > TOLERANCE:
         raise click.ClickException(f"gRPC and REST differ by {difference}")
+    screen.console.print(Padding(similarities(by_grpc), (1, 0)))
     count, width = by_grpc.shape
-    screen.console.print("\n", similarities(by_grpc), "\n")
     screen.console.print(f"  {count} sentences, {width} numbers each, the same over gRPC and REST.")
     where(fleet, screen)
     if keep:
-        screen.note("Ctrl-C stops everything.")
-        await asyncio.Event().wait()
+        await stay(screen)
+    screen.note("Stopping; with --keep it stays up.")
 
 
 async def over_grpc(address: str) -> Vectors:

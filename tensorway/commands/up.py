@@ -77,6 +77,11 @@ def with_ports(fleet: Fleet, port: int | None, rest_port: int | None, metrics: i
 async def serve(fleet: Fleet, screen: Screen) -> None:
     """Say where to call, and stay up until we are stopped."""
     where(fleet, screen)
+    await stay(screen)
+
+
+async def stay(screen: Screen) -> None:
+    """Wait for a signal."""
     screen.note("Ctrl-C stops everything.")
     await asyncio.Event().wait()
 
