@@ -88,7 +88,7 @@ class Running:
 
 @asynccontextmanager
 async def routing(
-    config: Config | None = None, timeout: float = 60.0, **options: Any
+    config: Config | None = None, timeout: float = 60.0, port: int = 0, **options: Any
 ) -> AsyncIterator[Running]:
     """A router with these options."""
     dialer = Dialer(DialOptions())
@@ -96,7 +96,7 @@ async def routing(
         router = RouterOptions(**options)
         fleet = await stack.enter_async_context(Fleet(router.rules(), dialer))
         parts = services(router, front(router, config or Config(), fleet), timeout)
-        server = await stack.enter_async_context(Server(ListenOptions(grace=1.0), parts))
+        server = await stack.enter_async_context(Server(ListenOptions(port=port, grace=1.0), parts))
         await server.set_serving()
         channel = await stack.enter_async_context(dialer.open(f"127.0.0.1:{server.port}"))
         running = Running(server.port, fleet, channel, stack)

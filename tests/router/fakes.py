@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -49,14 +48,15 @@ class FakeWorker:
         """Raised instead of answering."""
         self.requests: list[embedding_pb2.EmbedRequest] = []
         self.metadata: list[dict[str, Any]] = []
+        self.deadlines: list[float] = []
         self.active = 0
         self.cancelled = 0
-        self.codes: Counter[str] = Counter()
 
     async def Embed(self, request: Any, context: Any) -> embedding_pb2.EmbedResponse:
         """One deterministic vector for each text."""
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
+        self.deadlines.append(context.time_remaining())
         self.active += 1
         try:
             await asyncio.sleep(self.delay)
@@ -76,8 +76,6 @@ class FakeWorker:
         return model_pb2.GetModelResponse(model=self.model)
 
     async def _answer(self, request: Any, context: Any) -> embedding_pb2.EmbedResponse:
-        if isinstance(self.fails, grpc.RpcError):
-            raise self.fails
         if self.fails is not None:
             raise self.fails
         texts = list(request.texts.texts) or [str(list(s.ids)) for s in request.tokens.sequences]
