@@ -58,11 +58,12 @@ class Dialer:
             (("authorization", f"Bearer {tokens[0].decode()}"),) if tokens else ()
         )
 
-    def open(self, address: str) -> grpc.aio.Channel:
-        """A channel to ``host:port``; the caller closes it."""
+    def open(self, address: str, *arguments: tuple[str, str | int]) -> grpc.aio.Channel:
+        """A channel to ``host:port``, with further channel arguments; the caller closes it."""
+        options = (*self._arguments, *arguments)
         if self._credentials is None:
-            return grpc.aio.insecure_channel(address, options=self._arguments)
-        return grpc.aio.secure_channel(address, self._credentials, options=self._arguments)
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, self._credentials, options=options)
 
     def metadata(self) -> Metadata:
         """Metadata for the next hop: trace context, request id, our token."""

@@ -41,6 +41,12 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
     """Every Embed ends with this code, as a server without our details would end it."""
     seconds: float = 0.0
     """How long an Embed takes."""
+    packed: bytes = b""
+    """The bytes of every vector in another element type."""
+    break_stream_after: int | None = None
+    """Answers after which a stream breaks."""
+    breaks_left: int = 1
+    """How many more streams break."""
     requests: list[embedding_pb2.EmbedRequest] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
     remaining: float = 0.0
@@ -69,7 +75,12 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
         self, requests: AsyncIterator[embedding_pb2.EmbedStreamRequest], context: Any
     ) -> AsyncIterator[embedding_pb2.EmbedStreamResponse]:
         """Answers as they come; a failing request does not end the stream."""
+        answers = 0
         async for item in requests:
+            if answers == self.break_stream_after and self.breaks_left:
+                self.breaks_left -= 1
+                raise errors.Unavailable("restarting")
+            answers += 1
             answer = embedding_pb2.EmbedStreamResponse(request_id=item.request.request_id)
             try:
                 wired = await self.Embed(item.request, context)
@@ -102,7 +113,8 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
         inputs = _inputs(request)
         answer = wire.EmbedResponse(model=request.model, dimensions=self.width)
         for index, value in enumerate(inputs):
-            answer.embeddings.add(index=index, values=vector(value, self.width).tobytes())
+            values = b"" if self.packed else vector(value, self.width).tobytes()
+            answer.embeddings.add(index=index, values=values, packed=self.packed)
         answer.usage.prompt_tokens = answer.usage.total_tokens = sum(map(len, inputs))
         return answer
 
