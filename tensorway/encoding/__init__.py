@@ -1,0 +1,1 @@
+"""Running an encoder: images in, features out; in the encoder service and inline."""

@@ -1,0 +1,188 @@
+"""Drives a backend: images of many requests, few calls, one thread.
+
+A batch is whatever waits when the encoder becomes free, up to the backend's cost limit;
+nobody waits for company.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from tensorway.encoder import Preprocessed, VisionEncoderBackend, to_rows
+from tensorway.encoding import metrics
+from tensorway.encoding.sources import bad_image
+from tensorway.encoding.together import together
+from tensorway.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
+from tensorway.handoff.elements import Rows
+from tensorway.images import Image
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Load = Callable[[], Image]
+_STOPPED = "the encoder is not running"
+_CALLERS_FAULT = (ValueError, TypeError)
+
+
+class Job(NamedTuple):
+    """An image that waits for the encoder."""
+
+    item: object
+    cost: int
+    answer: asyncio.Future[Rows]
+
+
+def take(waiting: deque[Job], budget: int) -> list[Job]:
+    """The next batch, in order; those whose callers left are dropped."""
+    batch: list[Job] = []
+    while waiting and (waiting[0].answer.done() or waiting[0].cost <= budget):
+        job = waiting.popleft()
+        if not job.answer.done():
+            batch.append(job)
+            budget -= job.cost
+    return batch
+
+
+class Batcher:
+    """Runs one backend; bounded in images that are in it at once."""
+
+    def __init__(self, backend: VisionEncoderBackend, max_images: int) -> None:
+        self._backend = backend
+        self._max_images = max_images
+        self._images = 0
+        self._waiting: deque[Job] = deque()
+        self._wake = asyncio.Event()
+        self.running: asyncio.Task[None] | None = None
+        """Ends only by :meth:`close`, or by an error of ours."""
+        self._encoder = ThreadPoolExecutor(1, "encoder")
+        self._preprocess = ThreadPoolExecutor(max(1, backend.preprocess_concurrency), "preprocess")
+
+    @property
+    def images(self) -> int:
+        """Images that are in it now."""
+        return self._images
+
+    async def load(self, model_id: str) -> None:
+        """Build the backend on its thread, and start."""
+        await self._on_thread(lambda: self._backend.build(model_id))
+        self.running = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Fail what is left, and close the backend on its thread."""
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.wait({self.running})
+            self.running = None
+        await self._on_thread(self._backend.close)
+        self._preprocess.shutdown(wait=False, cancel_futures=True)
+        self._encoder.shutdown(wait=False)
+
+    @contextmanager
+    def admit(self, images: int) -> Iterator[None]:
+        """Hold room for images, or raise ResourceExhausted at once."""
+        if self._images + images > self._max_images:
+            raise ResourceExhausted(
+                f"the encoder has {self._images} of {self._max_images} images, no room for "
+                f"{images} (--max-pending-images)",
+                retry_after=1.0,
+            )
+        self._images += images
+        try:
+            yield
+        finally:
+            self._images -= images
+
+    async def preprocess(self, loads: Sequence[tuple[int, Load]]) -> list[Preprocessed]:
+        """All images of a request made ready; the first failure fails them all."""
+        return await together(self._prepare(index, load) for index, load in loads)
+
+    async def forward(self, prepared: Preprocessed) -> Rows:
+        """The encoder's rows for one image."""
+        if self.running is None or self.running.done():
+            raise Unavailable(_STOPPED)
+        answer: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Job(prepared.item, prepared.cost, answer))
+        self._wake.set()
+        return await answer
+
+    async def _prepare(self, index: int, load: Load) -> Preprocessed:
+        loop = asyncio.get_running_loop()
+        try:
+            prepared = await loop.run_in_executor(self._preprocess, self._prepared, load)
+        except _CALLERS_FAULT as error:
+            raise bad_image(index, error) from None
+        except Exception as error:
+            LOG.exception("preprocess failed")
+            raise Internal("the encoder's preprocessing failed") from error
+        if not 1 <= prepared.cost <= self._backend.max_batch_cost:
+            expected = f"expected a cost of 1 to {self._backend.max_batch_cost}"
+            raise bad_image(index, f"{expected}, got {prepared.cost}")
+        return prepared
+
+    def _prepared(self, load: Load) -> Preprocessed:
+        image = load()
+        if self._backend.preprocess_concurrency == 0:
+            return Preprocessed(image)
+        return self._backend.preprocess(image)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                if batch := take(self._waiting, self._backend.max_batch_cost):
+                    await self._answer(batch)
+                elif not self._waiting:
+                    self._wake.clear()
+        finally:
+            _fail(self._waiting, Unavailable(_STOPPED))
+
+    async def _answer(self, batch: list[Job]) -> None:
+        metrics.BATCH.observe(len(batch))
+        try:
+            results = await self._on_thread(lambda: self._forward(batch))
+        except _CALLERS_FAULT as error:
+            await self._isolate(batch, error)
+        except asyncio.CancelledError:
+            _fail(batch, Unavailable(_STOPPED))
+            raise
+        except Exception:
+            LOG.exception("the encoder failed on %d images", len(batch))
+            _fail(batch, Internal("the encoder failed"))
+        else:
+            for job, rows in zip(batch, results, strict=True):
+                if not job.answer.done():
+                    job.answer.set_result(rows)
+
+    async def _isolate(self, batch: list[Job], error: Exception) -> None:
+        """One item is wrong: run each alone, so that it fails nobody else."""
+        if len(batch) == 1:
+            _fail(batch, InvalidArgument(str(error), field="images"))
+            return
+        for job in batch:
+            await self._answer([job])
+
+    def _forward(self, batch: list[Job]) -> list[Rows]:
+        try:
+            artifacts = self._backend.forward_batch([job.item for job in batch])
+        except SystemExit as error:
+            # Raised into the event loop it would end the process.
+            raise RuntimeError("the encoder tried to exit") from error
+        if len(artifacts) != len(batch):
+            raise RuntimeError(f"expected {len(batch)} artifacts, got {len(artifacts)}")
+        return [to_rows(artifact) for artifact in artifacts]
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+
+
+def _fail(jobs: Iterable[Job], error: Exception) -> None:
+    for job in jobs:
+        if not job.answer.done():
+            job.answer.set_exception(error)

@@ -1,0 +1,150 @@
+"""From images to features: read, look up, make ready, encode, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from PIL import Image as Pillow
+
+from tensorway import images
+from tensorway.encoder import Preprocessed, VisionEncoderBackend, check_backend
+from tensorway.encoding import metrics
+from tensorway.encoding.batcher import Batcher, Load
+from tensorway.encoding.cache import Flights, RowCache
+from tensorway.encoding.fetch import Fetcher
+from tensorway.encoding.options import EncoderOptions, ImageOptions
+from tensorway.encoding.sources import Sources, bad_image
+from tensorway.encoding.together import together
+from tensorway.errors import InvalidArgument
+from tensorway.handoff.elements import Rows, element_type, first_not_finite
+from tensorway.handoff.features import Features, stacked
+from tensorway.images import Encoded
+from tensorway.options import MIB
+from tensorway.v1 import handoff_pb2
+
+Place = tuple[int, Encoded]
+"""An image and its place in the request."""
+
+_PROOF_SIDE = 64
+
+
+class Encoder:
+    """A backend with all that is around it; an async context manager."""
+
+    def __init__(
+        self,
+        backend: VisionEncoderBackend,
+        options: EncoderOptions | None = None,
+        image_options: ImageOptions | None = None,
+        fetcher: Fetcher | None = None,
+    ) -> None:
+        options = options or EncoderOptions()
+        check_backend(backend)
+        self.backend = backend
+        self.identity = handoff_pb2.EncoderIdentity()
+        self.hidden_size = 0
+        self._images = image_options or ImageOptions()
+        self._fetcher = fetcher or Fetcher(self._images)
+        self._sources = Sources(self._images, self._fetcher)
+        self._batcher = Batcher(backend, options.max_pending_images)
+        self._cache = RowCache(options.encoder_cache_mib * MIB)
+        self._flights = Flights()
+        self._caching = options.encoder_cache_mib > 0
+        self._serial = itertools.count()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._fetcher)
+        self._stack.push_async_callback(self._batcher.close)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def running(self) -> asyncio.Task[None] | None:
+        """What drives the backend; it ends before the encoder is left only by an error."""
+        return self._batcher.running
+
+    @property
+    def pending(self) -> int:
+        """Images that are in the encoder now."""
+        return self._batcher.images
+
+    async def load(self, model_id: str, name: str = "") -> None:
+        """Build the backend and encode one picture, which tells its width and type."""
+        await self._batcher.load(model_id)
+        self.identity = handoff_pb2.EncoderIdentity(
+            model=name or model_id or type(self.backend).__name__,
+            revision=self.backend.revision,
+            preprocessing=f"{self.backend.preprocessing} on {self._images.image_background}",
+        )
+        proof = await self.encode([handoff_pb2.ImageInput(data=_proof())])
+        if (place := first_not_finite(proof.rows)) is not None:
+            raise RuntimeError(f"the encoder gives NaN or infinity at {place} of a grey picture")
+        self.identity.element_type = element_type(proof.rows.dtype)
+        self.hidden_size = proof.rows.shape[1]
+
+    async def encode(self, inputs: Sequence[handoff_pb2.ImageInput]) -> Features:
+        """The features of a request's images, in order."""
+        with self._batcher.admit(len(inputs)):
+            sources = await self._sources.read(inputs)
+            features = stacked(await self._rows(sources), self.backend.image_token_id)
+        metrics.PIXELS.inc(sum(source.pixels for source in sources))
+        metrics.ROWS.inc(len(features.rows))
+        return features
+
+    async def _rows(self, sources: Sequence[Encoded]) -> list[Rows]:
+        keys = await self._keys(sources)
+        places = dict(zip(keys, enumerate(sources), strict=True))
+        missing = [key for key in places if key not in self._cache and key not in self._flights]
+        # All images are made ready before the first is encoded: one bad one costs no GPU work.
+        prepared = await self._batcher.preprocess([self._load(*places[key]) for key in missing])
+        ready = dict(zip(missing, prepared, strict=True))
+        rows = await together(self._one(key, places[key], ready.get(key)) for key in places)
+        found = dict(zip(places, rows, strict=True))
+        return [found[key] for key in keys]
+
+    async def _keys(self, sources: Sequence[Encoded]) -> list[bytes]:
+        if not self._caching:
+            return [next(self._serial).to_bytes(8, "little") for _ in sources]
+        context = self.identity.SerializeToString(deterministic=True)
+        return await asyncio.to_thread(lambda: [source.key(context) for source in sources])
+
+    async def _one(self, key: bytes, place: Place, ready: Preprocessed | None) -> Rows:
+        if (rows := self._cache.get(key)) is not None:
+            metrics.IMAGES.labels("cached").inc()
+            return rows
+        metrics.IMAGES.labels("shared" if key in self._flights else "encoded").inc()
+        try:
+            return await self._flights.join(key, lambda: self._forward(key, place, ready))
+        except InvalidArgument as error:
+            raise bad_image(place[0], error) from None
+
+    async def _forward(self, key: bytes, place: Place, ready: Preprocessed | None) -> Rows:
+        # Rows may have left the cache since we looked.
+        ready = ready or (await self._batcher.preprocess([self._load(*place)]))[0]
+        rows = await self._batcher.forward(ready)
+        self._cache.put(key, rows)
+        return rows
+
+    def _load(self, index: int, source: Encoded) -> tuple[int, Load]:
+        return index, partial(images.decode, source, self._images.image_background)
+
+
+def _proof() -> bytes:
+    png = io.BytesIO()
+    Pillow.new("RGB", (_PROOF_SIDE, _PROOF_SIDE), "grey").save(png, "PNG")
+    return png.getvalue()

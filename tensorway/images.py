@@ -1,0 +1,122 @@
+"""Images as callers send them: checked from the header, then decoded to plain RGB.
+
+What is decoded is always the same kind of picture: the first frame, turned as its EXIF
+orientation says, transparent parts on the configured background, 8 bits of RGB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from PIL import ImageOps, UnidentifiedImageError
+
+# Formats with sound decoders; others (EPS, PSD, FITS, ...) are never even tried.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+# Modes that Pillow converts to RGB by their meaning.
+_PLAIN = frozenset({"1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV"})
+_TRANSPARENT = frozenset({"LA", "PA", "RGBA", "La", "RGBa"})
+_DEEP = frozenset({"I;16", "I;16B", "I;16L"})
+_DEEP_TO_BYTE = 257
+
+
+@dataclass(frozen=True)
+class Image:
+    """A decoded image, as a backend's ``preprocess`` receives it."""
+
+    pixels: NDArray[np.uint8]
+    """[height, width, 3], RGB."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The request's options for preprocessing; names are the backend's own."""
+
+    @property
+    def width(self) -> int:
+        """Pixels in a row."""
+        return int(self.pixels.shape[1])
+
+    @property
+    def height(self) -> int:
+        """Pixels in a column."""
+        return int(self.pixels.shape[0])
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An encoded image of which only the header was read."""
+
+    data: bytes
+    mode: str
+    """Pillow's name of the pixel format."""
+    width: int
+    height: int
+    options: Mapping[str, str]
+
+    @property
+    def pixels(self) -> int:
+        """Number of pixels."""
+        return self.width * self.height
+
+    def key(self, context: bytes) -> bytes:
+        """SHA-256 of the image and all that its encoding depends on."""
+        options = repr(sorted(self.options.items())).encode()
+        shape = f"{self.mode} {self.width} {self.height}".encode()
+        digest = hashlib.sha256()
+        for part in (context, options, shape, self.data):
+            # With lengths, so that no two lists of parts are the same bytes.
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        return digest.digest()
+
+
+def inspect(data: bytes, max_pixels: int, options: Mapping[str, str]) -> Encoded:
+    """Read the header and nothing more; raises ValueError."""
+    picture = _open(data)
+    width, height = picture.size
+    if not 1 <= width * height <= max_pixels:
+        raise ValueError(
+            f"expected at most {max_pixels} pixels, got {width * height} ({width} x {height})"
+        )
+    return Encoded(data, picture.mode, width, height, options)
+
+
+def decode(encoded: Encoded, background: str) -> Image:
+    """The whole picture as RGB; raises ValueError for what cannot be decoded."""
+    picture = _open(encoded.data)
+    try:
+        picture.load()
+        picture = ImageOps.exif_transpose(picture)
+        rgb = _to_rgb(picture, background)
+    except (OSError, SyntaxError, EOFError, OverflowError, Pillow.DecompressionBombError) as error:
+        raise ValueError(f"broken {picture.format or 'image'} data: {error}") from None
+    pixels = np.asarray(rgb)
+    pixels.flags.writeable = False
+    return Image(pixels, encoded.options)
+
+
+def _open(data: bytes) -> Pillow.Image:
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of large images; our own limit is lower, and refuses them.
+            warnings.simplefilter("ignore")
+            return Pillow.open(io.BytesIO(data), formats=FORMATS)
+    except (UnidentifiedImageError, Pillow.DecompressionBombError, SyntaxError, OSError):
+        kinds = ", ".join(FORMATS)
+        raise ValueError(f"expected an image ({kinds}), got {len(data)} other bytes") from None
+
+
+def _to_rgb(picture: Pillow.Image, background: str) -> Pillow.Image:
+    if picture.mode in _DEEP:
+        levels = np.asarray(picture) // _DEEP_TO_BYTE
+        return Pillow.fromarray(levels.astype(np.uint8)).convert("RGB")
+    if picture.mode in _TRANSPARENT or "transparency" in picture.info:
+        canvas = Pillow.new("RGBA", picture.size, background)
+        return Pillow.alpha_composite(canvas, picture.convert("RGBA")).convert("RGB")
+    if picture.mode not in _PLAIN:
+        raise ValueError(f"expected a picture with up to 16 bits, got mode {picture.mode}")
+    return picture.convert("RGB")
