@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,62 +46,63 @@ def serving_fixture() -> Serving:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Up:
     """A fleet that `tensorway up` started, and where it answers."""
 
+    process: subprocess.Popen[bytes]
+    log: Path
+    """What it printed."""
     grpc: str
     """Address of the router."""
     rest: str
     """URL of the shim, without a path."""
-    worker: str
-    """Address of the worker."""
-    metrics: str
-    """Address of the worker's metrics."""
-    pid: int
-    """Process of `tensorway up`, whose children the services are."""
-    folder: Path
-    """Folder of the model."""
+
+    def workers(self) -> list[model_pb2.Worker]:
+        """The workers, as the router lists them."""
+        with grpc.insecure_channel(self.grpc) as channel:
+            stub = model_pb2_grpc.ModelServiceStub(channel)
+            return list(stub.ListWorkers(model_pb2.ListWorkersRequest(), timeout=10).workers)
+
+    def services(self) -> dict[int, list[str]]:
+        """Command lines of the processes it started, by process id."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return {int(c): Path(f"/proc/{c}/cmdline").read_text().split("\0") for c in children}
+
+
+@contextmanager
+def up(folder: Path, model: str, *args: str, env: Mapping[str, str] | None = None) -> Iterator[Up]:
+    """`tensorway up MODEL ARGS` on free ports, from ready to stopped."""
+    fleet = stack.settle(demo.minilm(0, 0))
+    ports = ("--port", str(fleet.router.port), "--rest-port", str(fleet.rest.port))
+    command = (sys.executable, "-m", "tensorway.cli", "up", model, *args, *ports)
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **(env or {})}
+        )
+    try:
+        while "Ctrl-C stops everything" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        rest = f"http://127.0.0.1:{fleet.rest.port}"
+        yield Up(process, log, f"127.0.0.1:{fleet.router.port}", rest)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+@pytest.fixture(name="up")
+def up_fixture(tmp_path: Path) -> Callable[..., Any]:
+    """The :func:`up` context manager, less its first argument."""
+    return partial(up, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Router, shim and a worker with MiniLM on real vLLM, up for the whole session."""
-    fleet = stack.settle(demo.minilm(0, 0))
-    (workers,) = fleet.workers
-    ports = ("--port", fleet.router.port, "--rest-port", fleet.rest.port, "--metrics-port", 0)
-    command = ("-m", "tensorway.cli", "up", workers.model, *workers.args, *map(str, ports))
-    log = tmp_path_factory.mktemp("minilm") / "log"
-    with log.open("wb") as output:
-        up = subprocess.Popen(
-            (sys.executable, *command),
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **workers.env},
-        )
-    try:
-        _wait_for(log, "Ctrl-C stops everything", up)
-        worker = _only_worker(f"127.0.0.1:{fleet.router.port}")
-        yield Fleet(
-            grpc=f"127.0.0.1:{fleet.router.port}",
-            rest=f"http://127.0.0.1:{fleet.rest.port}",
-            worker=worker.address,
-            metrics=worker.metrics_address,
-            pid=up.pid,
-            folder=Path(workers.model),
-        )
-    finally:
-        up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 0, log.read_text()
-
-
-def _wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
-    while text not in log.read_text():
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.1)
-
-
-def _only_worker(router: str) -> model_pb2.Worker:
-    with grpc.insecure_channel(router) as channel:
-        models = model_pb2_grpc.ModelServiceStub(channel)
-        (worker,) = models.ListWorkers(model_pb2.ListWorkersRequest(), timeout=10).workers
-    return worker
+    (workers,) = demo.minilm(0, 0).workers
+    args = (*workers.args, "--metrics-port", "0")
+    with up(tmp_path_factory.mktemp("minilm"), workers.model, *args, env=workers.env) as fleet:
+        yield fleet
+    assert fleet.process.returncode == 0, fleet.log.read_text()

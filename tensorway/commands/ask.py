@@ -19,6 +19,7 @@ from tensorway.options import DialOptions
 from tensorway.v1 import model_pb2_grpc
 
 TIMEOUT_SECONDS = 10.0
+_WIDTH = 1000
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def show(options: AskOptions, answer: Message, table: Table) -> None:
     if options.json:
         click.echo(MessageToJson(answer, always_print_fields_with_no_presence=True))
     else:
-        Console().print(table)
+        # Wide enough for any row: a terminal wraps it, and a pipe gets it whole.
+        Console(width=_WIDTH).print(table)
 
 
 def columns(*names: str) -> Table:

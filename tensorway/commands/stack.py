@@ -45,6 +45,7 @@ def run(fleet: Fleet, work: Work, *, quiet: bool) -> None:
     except* asyncio.CancelledError:
         if len(signals) > 1:
             sys.exit(130)
+        screen.note("Stopped.")
 
 
 async def _run(fleet: Fleet, work: Work, screen: Screen, signals: list[int]) -> None:
@@ -102,7 +103,7 @@ def _cancel_on_signals(screen: Screen, signals: list[int]) -> None:
 
     def received(number: int) -> None:
         signals.append(number)
-        screen.note("stopping; once more to kill" if len(signals) == 1 else "killing")
+        screen.note("\nStopping; once more kills." if len(signals) == 1 else "\nKilling.")
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

