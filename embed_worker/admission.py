@@ -77,7 +77,7 @@ class Admission:
         for field in fields(Cost):
             name = field.name
             asked, held = getattr(cost, name), getattr(self.held, name)
-            limit = int(getattr(self._limits, name) * share)
+            limit = max(1, int(getattr(self._limits, name) * share))
             if asked > limit:
                 expected = f"expected at most {limit} {name} in a request, got {asked}"
                 raise TooLarge(f"{expected} (--max-queued-{name})")

@@ -11,13 +11,26 @@ import numpy as np
 from embed_worker.engine import Rows
 from embed_worker.tokenizer import Field, Offsets
 from tensorway import wire
-from tensorway.errors import Internal
+from tensorway.errors import Internal, InvalidArgument
 from tensorway.v1 import tensor_pb2
+
+
+def _narrowed(rows: Rows, dtype: Any, name: str) -> Any:
+    """The rows in a narrower type; raises InvalidArgument when that cannot hold a number."""
+    with np.errstate(over="ignore"):
+        narrow = rows.astype(dtype)
+    if not np.isfinite(narrow).all():
+        raise InvalidArgument(
+            f"element_type: the vectors have numbers beyond {name}'s range, ask for float32",
+            field="element_type",
+        )
+    return narrow
+
 
 PACK: dict[int, Callable[[Rows], Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT32: lambda rows: rows.astype("<f4", copy=False),
-    tensor_pb2.ELEMENT_TYPE_FLOAT16: lambda rows: rows.astype("<f2"),
-    tensor_pb2.ELEMENT_TYPE_BFLOAT16: lambda rows: rows.astype(ml_dtypes.bfloat16),
+    tensor_pb2.ELEMENT_TYPE_FLOAT16: lambda rows: _narrowed(rows, "<f2", "float16"),
+    tensor_pb2.ELEMENT_TYPE_BFLOAT16: lambda rows: _narrowed(rows, ml_dtypes.bfloat16, "bfloat16"),
     tensor_pb2.ELEMENT_TYPE_INT8: lambda rows: np.clip(np.rint(rows * 127), -127, 127).astype("i1"),
     tensor_pb2.ELEMENT_TYPE_BINARY: lambda rows: np.packbits(rows > 0, axis=-1),
 }

@@ -27,7 +27,7 @@ def check_model(model: str, info: EngineInfo) -> None:
         raise invalid("model", "expected a name, got none")
     if model not in info.model_names:
         known = ", ".join(info.model_names)
-        raise NotFound(f"model: {model!r} is not served here; known: {known}")
+        raise NotFound(f"model: {model!r} is not served here; known: {known}", field="model")
 
 
 def check_inputs(request: Any, info: EngineInfo, max_inputs: int) -> str:
@@ -172,4 +172,5 @@ def _check_count(count: int, field: str, max_inputs: int) -> None:
     if not count:
         raise invalid(field, "expected at least one input, got none")
     if count > max_inputs:
-        raise TooLarge(f"{field}: expected at most {max_inputs} inputs (--max-inputs), got {count}")
+        expected = f"expected at most {max_inputs} inputs (--max-inputs), got {count}"
+        raise TooLarge(f"{field}: {expected}", field=field)

@@ -7,6 +7,7 @@ Everything happens in one loop on one thread: receive, feed, step, send.
 from __future__ import annotations
 
 import pkgutil
+import signal
 import sys
 import time
 from collections import deque
@@ -164,6 +165,9 @@ class Loop:
 def main(parent: str, name: str, address: str, *flags: str) -> None:
     """Load the engine, say so, and serve it."""
     die_with_parent(int(parent))
+    # A terminal and a service manager signal the whole group; the front says when we end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     try:
         engine: Engine = pkgutil.resolve_name(ENGINES[name])(flags)
     except BadFlag as error:

@@ -6,11 +6,11 @@ the ways that real engines are.
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Sequence
 
-import click
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -31,24 +31,24 @@ class FakeEngine:
     """Answers in the order of arrival, `--max-num-seqs` inputs a step."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        options = _FLAGS.main(list(flags), prog_name="fake", standalone_mode=False)
-        self._seconds, self._poison = options["step_seconds"], options["poison_id"]
-        self._nan = options["nan_id"]
+        self._options, _ = _flags().parse_known_args(list(flags))
+        options = self._options
         self._queue: dict[str, tuple[Sequence[int], Params]] = {}
-        time.sleep(options["load_seconds"])
+        time.sleep(options.load_seconds)
         self.info = EngineInfo(
-            model_names=list(options["served_model_name"]) or [options["model"]],
-            root=options["model"],
+            model_names=options.served_model_name or [options.model],
+            root=options.model,
             dtype="float32",
-            dimensions=options["dimensions"],
+            dimensions=options.dimensions,
             vocab_size=VOCAB_SIZE,
-            max_model_len=options["max_model_len"],
-            max_num_seqs=options["max_num_seqs"],
+            max_model_len=options.max_model_len,
+            max_num_seqs=options.max_num_seqs,
             tasks=["embed", "score", "token_embed"],
             score_type="bi-encoder",
-            is_matryoshka=options["matryoshka"],
+            is_matryoshka=options.matryoshka,
             prompts={"query": "query: ", "document": "document: "},
             tokenizer=_tokenizer().to_str(),
+            truncation_side=options.truncation_side,
         )
 
     def add(self, key: str, ids: Sequence[int], params: Params, second: int | None) -> None:
@@ -58,7 +58,7 @@ class FakeEngine:
 
     def step(self) -> list[tuple[str, Rows]]:
         """Answer the oldest inputs."""
-        time.sleep(self._seconds)
+        time.sleep(self._options.step_seconds)
         keys = list(self._queue)[: self.info.max_num_seqs]
         return [(key, self._rows(*self._queue.pop(key))) for key in keys]
 
@@ -72,13 +72,15 @@ class FakeEngine:
         return b"# TYPE fake_queue gauge\nfake_queue %d\n" % len(self._queue)
 
     def _rows(self, ids: Sequence[int], params: Params) -> Rows:
-        if self._poison in ids:
+        if self._options.poison_id in ids:
             os._exit(7)
-        if params.task == "token_embed":
+        if params.task == "token_embed" or self._options.token_states:
             return np.stack([vector([i], self.info.dimensions) for i in ids])
-        row = vector(ids, self.info.dimensions)[: params.dimensions]
-        row[0] = np.nan if self._nan in ids else row[0]
-        return (row / np.linalg.norm(row))[None]
+        row = vector(ids, self.info.dimensions)
+        if params.dimensions is not None:
+            row = row[: params.dimensions] / np.linalg.norm(row[: params.dimensions])
+        row[0] = np.nan if self._options.nan_id in ids else row[0]
+        return row[None]
 
 
 def _tokenizer() -> Tokenizer:
@@ -91,16 +93,20 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.argument("model", default="fake")
-@click.option("--served-model-name", multiple=True)
-@click.option("--dimensions", default=8)
-@click.option("--max-model-len", default=64)
-@click.option("--max-num-seqs", default=16)
-@click.option("--step-seconds", default=0.0, help="Time that a step takes.")
-@click.option("--load-seconds", default=0.0, help="Time that loading takes.")
-@click.option("--poison-id", default=-1, help="Token id that kills the process.")
-@click.option("--nan-id", default=-1, help="Token id that makes a vector NaN.")
-@click.option("--matryoshka", is_flag=True)
-def _FLAGS(**options: object) -> dict[str, object]:
-    return options
+def _flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(prog="fake", allow_abbrev=False)
+    flags.add_argument("model", nargs="?", default="fake")
+    flags.add_argument("--served-model-name", nargs="+", action="extend")
+    flags.add_argument("--dimensions", type=int, default=8)
+    flags.add_argument("--max-model-len", type=int, default=64)
+    flags.add_argument("--max-num-seqs", type=int, default=16)
+    flags.add_argument("--truncation-side", default="right")
+    flags.add_argument("--matryoshka", action="store_true")
+    flags.add_argument("--step-seconds", type=float, default=0.0, help="Time of a step.")
+    flags.add_argument("--load-seconds", type=float, default=0.0, help="Time of loading.")
+    flags.add_argument("--poison-id", type=int, default=-1, help="Token id that kills.")
+    flags.add_argument("--nan-id", type=int, default=-1, help="Token id that gives NaN.")
+    flags.add_argument(
+        "--token-states", action="store_true", help="Answer every token's vector, unasked."
+    )
+    return flags

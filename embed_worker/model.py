@@ -57,15 +57,20 @@ class Model:
         with metrics.observed(self.name, task), telemetry.model_span("embeddings", self.name):
             yield
 
-    async def wait_for_room(self, request: Any) -> None:
-        """Return when :meth:`pool` has room for a request of a stream."""
-        await self._admission.wait_for_room(cost(request))
+    async def pool(
+        self, request: Any, params: Params, task: str, *, patient: bool = False
+    ) -> Pooled:
+        """Rows for the inputs of a request that has `texts` or `tokens`.
 
-    async def pool(self, request: Any, params: Params, task: str) -> Pooled:
-        """Rows for the inputs of a request that has `texts` or `tokens`."""
+        A patient request, one of a stream, waits for room instead of being refused.
+        """
         kind = checks.check_inputs(request, self.info, self._max_inputs)
+        if patient:
+            await self._admission.wait_for_room(cost(request))
         with self._admission.hold(cost(request), bulk=_bulk(request)):
             batch = await self._tokenize(request, kind)
+            if patient:
+                await self._admission.wait_for_room(Cost(tokens=batch.tokens))
             return await self._run(batch, params, task, FIELDS[kind], bulk=_bulk(request))
 
     async def pool_query(self, request: Any, params: Params, task: str) -> Pooled:

@@ -21,7 +21,7 @@ from embed_worker.servicer import EmbeddingServicer, Holder
 from tensorway.channels import Dialer
 from tensorway.flags import BadFlag, flag
 from tensorway.handlers import Service
-from tensorway.options import DialOptions, ListenOptions, RegisterOptions
+from tensorway.options import DialOptions, ListenOptions, RegisterOptions, Seconds
 from tensorway.registration import advertised, registered
 from tensorway.serving import Server, Stop
 from tensorway.v1 import model_pb2
@@ -42,7 +42,7 @@ class EmbedWorkerOptions:
     engine_timeout: float = flag(
         8.0,
         help="Seconds in which a working engine must finish something, or is taken for hung.",
-        type=click.FloatRange(min=0.1),
+        type=Seconds(min=0.1),
     )
     max_inputs: int = flag(2048, help="Most inputs in a request.", type=_COUNT)
     max_queued_inputs: int = flag(

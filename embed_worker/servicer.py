@@ -42,14 +42,18 @@ class EmbeddingServicer:
     async def Embed(self, request: embedding_pb2.EmbedRequest, context: Context) -> bytes:
         """One vector for each input, as a serialised EmbedResponse."""
         del context
-        model = self._holder.model
+        return await self._embed(self._holder.model, request)
+
+    async def _embed(
+        self, model: Model, request: embedding_pb2.EmbedRequest, *, patient: bool = False
+    ) -> bytes:
         with model.observed("embed"):
             checks.check_model(request.model, model.info)
             request_id = bind_request_id(request)
             checks.check_task("embed", model.info)
             params = Params("embed", checks.dimensions(request, model.info))
             element_type = checks.element_type(request)
-            pooled = await model.pool(request, params, "embed")
+            pooled = await model.pool(request, params, "embed", patient=patient)
             return answers.embed_response(
                 pooled.rows,
                 element_type,
@@ -62,6 +66,7 @@ class EmbeddingServicer:
         self, requests: AsyncIterator[embedding_pb2.EmbedStreamRequest], context: Context
     ) -> AsyncIterator[Any]:
         """Answers in the order in which they are ready."""
+        del context
         model, pending = self._holder.model, set[str]()
 
         async def answer(message: embedding_pb2.EmbedStreamRequest) -> Any:
@@ -69,8 +74,7 @@ class EmbeddingServicer:
             request.priority = request.priority or embedding_pb2.PRIORITY_BULK
             try:
                 with checks.unique_id(request.request_id, pending):
-                    await model.wait_for_room(request)
-                    response = await self.Embed(request, context)
+                    response = await self._embed(model, request, patient=True)
                 return EmbedStreamResponse(request_id=request.request_id, response=response)
             except Exception as raised:
                 error = to_status(translate(raised)).SerializeToString()

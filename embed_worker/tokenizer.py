@@ -96,6 +96,8 @@ class BatchTokenizer:
         """Token ids as they are, checked against the model's length or cut."""
         limit = options.limit or self._max_model_len
         lengths = [len(ids) for ids in sequences]
+        if not min(lengths):
+            raise _no_tokens(field(lengths.index(0)))
         if max(lengths) > limit:
             if options.limit is None:
                 index = next(i for i, length in enumerate(lengths) if length > limit)
@@ -159,6 +161,10 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     encoding = tokenizer.encode("a")
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
+
+
+def _no_tokens(field: str) -> InvalidArgument:
+    return InvalidArgument(f"{field}: expected at least one token, got none", field=field)
 
 
 def _too_long(field: str, limit: int, got: int) -> InvalidArgument:

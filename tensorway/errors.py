@@ -79,8 +79,10 @@ class ResourceExhausted(TensorwayError):
 
     reason = "OVERLOADED"
 
-    def __init__(self, message: str, *, retry_after: float | None = None, reason: str = "") -> None:
-        super().__init__(message, reason=reason)
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, reason: str = "", field: str = ""
+    ) -> None:
+        super().__init__(message, reason=reason, field=field)
         self.retry_after = retry_after
 
 

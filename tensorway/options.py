@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,21 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Matching(click.ParamType[str]):
+    """Text of a given form."""
+
+    def __init__(self, pattern: str, name: str) -> None:
+        self.name = name
+        self._pattern = re.compile(pattern)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the text of a flag."""
+        if not self._pattern.fullmatch(value):
+            self.fail(f"expected {self.name}, got {value!r}.", param, ctx)
+        return str(value)
+
+
+ENDPOINT = Matching(r"[\w-]+(\.[\w-]+){2}", "namespace.component.endpoint")
 MIB = 1024 * 1024
 PORT = click.IntRange(0, 65535)
 SECONDS = Seconds(min=0)
@@ -109,6 +125,7 @@ class RegisterOptions:
     endpoint: str = flag(
         "tensorway.backend.embed",
         help="The worker's place, namespace.component.endpoint; one model each.",
+        type=ENDPOINT,
     )
     advertise: str | None = flag(
         None, help="Address others reach this worker at; default: --host and the port it got."

@@ -1,0 +1,38 @@
+"""Workers for the tests of this folder: one shared, and others on demand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.embed_worker.launch import Launcher, Worker
+
+
+@pytest.fixture(scope="session")
+async def launcher(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launcher]:
+    """Starts workers that live as long as the session."""
+    launcher = Launcher(tmp_path_factory.mktemp("workers"))
+    try:
+        yield launcher
+    finally:
+        await launcher.close()
+
+
+@pytest.fixture(scope="session")
+async def worker(launcher: Launcher) -> Worker:
+    """A worker with the fake engine, for tests that leave it as it is."""
+    return await launcher.start(
+        "model", "--served-model-name", "fake", "--served-model-name", "alias", "--matryoshka",
+        "--nan-id", "1000",
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launcher]:
+    """Starts workers that end with the test."""
+    launcher = Launcher(tmp_path_factory.mktemp("workers"))
+    try:
+        yield launcher
+    finally:
+        await launcher.close()
