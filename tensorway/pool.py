@@ -125,7 +125,8 @@ class Pool(Generic[R]):
 
     def eject(self, replica: R) -> None:
         """Give the worker nothing until :meth:`restore`."""
-        if not replica.ejected:
+        # A call may fail after its worker left.
+        if replica in self.replicas and not replica.ejected:
             replica.ejected = True
             self.counts.ejections += 1
             self._on_eject(replica)

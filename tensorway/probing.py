@@ -25,9 +25,9 @@ async def healthy(channel: grpc.aio.Channel, metadata: Metadata = ()) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def recovered(channel: grpc.aio.Channel, probes: int) -> None:
-    """Return once so many probes in a row were good."""
+async def recovered(channel: grpc.aio.Channel, probes: int, metadata: Metadata = ()) -> None:
+    """Return once so many probes in a row were good; cancel it before closing the channel."""
     good = 0
     while good < probes:
         await asyncio.sleep(PROBE_SECONDS)
-        good = good + 1 if await healthy(channel) else 0
+        good = good + 1 if await healthy(channel, metadata) else 0
