@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 from tensorway._client_bulk import BatchResult, Bulk
 from tensorway._client_calls import Calls, Embedder, retrying
 from tensorway._client_direct import Direct
+from tensorway._client_handoff import Handoff, Image, SamplingOptions
 from tensorway._client_requests import (
     EmbedOptions,
     Inputs,
@@ -24,9 +25,10 @@ from tensorway._client_requests import (
 )
 from tensorway.channels import Dialer
 from tensorway.errors import TensorwayError, TooLarge
+from tensorway.handoff.features import Features
 from tensorway.options import MIB, DialOptions
 from tensorway.sharding import shift
-from tensorway.v1 import embedding_pb2, model_pb2
+from tensorway.v1 import embedding_pb2, generator_pb2, model_pb2
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ class AsyncClient:
         dialer, limit = Dialer(self._dial), self._dial.dial_max_message_mib
         channel = await self._stack.enter_async_context(dialer.open(self._target, *retrying(limit)))
         self._calls = Calls(channel, dialer, self._token)
+        self._handoff = Handoff(channel, self._calls)
         self._embedder: Embedder = self._calls
         if self._direct:
             self._embedder = direct = Direct(self._calls, dialer)
@@ -115,6 +118,39 @@ class AsyncClient:
         stream; a lost connection is opened again.
         """
         return Bulk(self._calls, model, options).run(batches)
+
+    async def encode(
+        self,
+        images: Sequence[Image],
+        *,
+        model: str,
+        target_model: str = "",
+        timeout: float | None = None,
+    ) -> Features:
+        """What an encoder makes of images: rows [rows, hidden size], and whose they are.
+
+        ``target_model`` is the generator's model that they are for, if there is one.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        return await self._handoff.encode(images, model, target_model, seconds)
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        model: str,
+        images: Sequence[Image] = (),
+        encoder: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncGenerator[generator_pb2.GenerateResponse, None]:
+        """Generate; yields tokens and their text as they come.
+
+        With images the prompt holds one placeholder token for each, and ``encoder`` is the
+        model that encodes them. It is never tried again: its answer has begun.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        return self._handoff.generate(prompt_token_ids, model, images, encoder, seconds, sampling)
 
     async def models(self) -> list[model_pb2.Model]:
         """The models that are served, sorted by name."""

@@ -12,7 +12,7 @@ deadline.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -22,11 +22,23 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from tensorway._client_async import AsyncClient
 from tensorway._client_bulk import BatchResult
+from tensorway._client_handoff import Image, SamplingOptions
 from tensorway._client_requests import EmbedOptions, Inputs, Vectors
+from tensorway.handoff.features import Features
 from tensorway.options import DialOptions
-from tensorway.v1 import model_pb2
+from tensorway.v1 import generator_pb2, model_pb2
 
-__all__ = ["AsyncClient", "BatchResult", "Client", "EmbedOptions", "Inputs", "Vectors"]
+__all__ = [
+    "AsyncClient",
+    "BatchResult",
+    "Client",
+    "EmbedOptions",
+    "Features",
+    "Image",
+    "Inputs",
+    "SamplingOptions",
+    "Vectors",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,6 +96,40 @@ class Client:
     ) -> Iterator[BatchResult]:
         """See :meth:`AsyncClient.embed_stream`."""
         return self._each(self._client.embed_stream(batches, model=model, **options))
+
+    def encode(
+        self,
+        images: Sequence[Image],
+        *,
+        model: str,
+        target_model: str = "",
+        timeout: float | None = None,
+    ) -> Features:
+        """See :meth:`AsyncClient.encode`."""
+        encode = self._client.encode
+        return self._call(encode, images, model=model, target_model=target_model, timeout=timeout)
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        model: str,
+        images: Sequence[Image] = (),
+        encoder: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Iterator[generator_pb2.GenerateResponse]:
+        """See :meth:`AsyncClient.generate`."""
+        return self._each(
+            self._client.generate(
+                prompt_token_ids,
+                model=model,
+                images=images,
+                encoder=encoder,
+                timeout=timeout,
+                **sampling,
+            )
+        )
 
     def models(self) -> list[model_pb2.Model]:
         """See :meth:`AsyncClient.models`."""
