@@ -215,3 +215,20 @@ async def test_a_cancelled_batch_stops_all_its_shards() -> None:
 
     assert len(cancelled) == 2
     assert all(worker.work == 0 for worker in workers.replicas)
+
+
+async def test_a_failure_of_a_worker_that_left_ejects_nobody() -> None:
+    """Its channel is closed, and to probe it would use it."""
+    ejected: list[Replica] = []
+    workers: Pool[Replica] = Pool("m", Rules(), on_eject=ejected.append)
+    workers.replicas.extend([Replica(), Replica()])
+    leaving = workers.replicas[0]
+
+    async def send(worker: Replica, data: bytes) -> bytes:
+        if worker is leaving:
+            workers.replicas.remove(worker)
+            raise UNREACHED
+        return data
+
+    assert await dispatch(workers, b"x", 1.0, send) == b"x"
+    assert ejected == []
