@@ -80,12 +80,13 @@ def unique_id(request_id: str, pending: set[str]) -> Iterator[None]:
         pending.discard(request_id)
 
 
-def text_options(request: Any, info: EngineInfo, least_limit: int) -> TextOptions:
+def text_options(request: Any, info: EngineInfo, special_tokens: int) -> TextOptions:
     """How the request wants its inputs turned into token ids."""
     special = request.add_special_tokens if _given(request, "add_special_tokens") else True
+    added = special_tokens if special and request.WhichOneof("input") == "texts" else 0
     return TextOptions(
         special=special,
-        limit=truncation(request, info, least_limit),
+        limit=truncation(request, info, added + 1),
         prefix=_prefix(request, info),
     )
 

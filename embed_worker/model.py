@@ -75,7 +75,7 @@ class Model:
 
     async def pool_query(self, request: Any, params: Params, task: str) -> Pooled:
         """Rows for a query and then its documents, each an input of its own."""
-        limit = self._check_query(request, self.tokenizer.least_limit(special=True))
+        limit = self._check_query(request, self.tokenizer.special_tokens + 1)
         texts, options = [request.query, *request.documents], TextOptions(limit=limit)
         with self._admission.hold(cost(request), bulk=_bulk(request)):
             batch = await self.tokenizer.texts(texts, options, _query_field)
@@ -83,7 +83,7 @@ class Model:
 
     async def pool_pairs(self, request: Any, task: str) -> Pooled:
         """Rows for the pairs of a query and each document, as a cross-encoder reads them."""
-        limit = self._check_query(request, self.tokenizer.least_limit(special=True) + 1)
+        limit = self._check_query(request, self.tokenizer.special_tokens + 2)
         with self._admission.hold(cost(request), bulk=_bulk(request)):
             batch = await self.tokenizer.pairs(request.query, request.documents, limit, _document)
             params = Params("classify")
@@ -138,10 +138,7 @@ class Model:
         return model_pb2.WorkerLoad(requests=held.requests, inputs=held.inputs, tokens=held.tokens)
 
     async def _tokenize(self, request: Any, kind: str) -> Batch:
-        special = kind == "texts"
-        options = checks.text_options(
-            request, self.info, self.tokenizer.least_limit(special=special)
-        )
+        options = checks.text_options(request, self.info, self.tokenizer.special_tokens)
         if kind == "texts":
             return await self.tokenizer.texts(request.texts.texts, options, FIELDS[kind])
         sequences = [sequence.ids for sequence in request.tokens.sequences]

@@ -74,9 +74,10 @@ class BatchTokenizer:
             self._start, self._end = _special_tokens(self._tokenizer)
         self._check_probes(info.probe_ids)
 
-    def least_limit(self, *, special: bool) -> int:
-        """Fewest tokens that a text may be cut to: one besides the special tokens."""
-        return 1 + (len(self._start) + len(self._end) if special else 0)
+    @property
+    def special_tokens(self) -> int:
+        """How many special tokens a text gets."""
+        return len(self._start) + len(self._end)
 
     async def texts(self, texts: Sequence[str], options: TextOptions, field: Field) -> Batch:
         """Token ids of texts; raises InvalidArgument naming the text that is too long."""

@@ -22,10 +22,11 @@ async def launcher(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[La
 @pytest.fixture(scope="session")
 async def worker(launcher: Launcher) -> Worker:
     """A worker with the fake engine, for tests that leave it as it is."""
-    return await launcher.start(
-        "model", "--served-model-name", "fake", "--served-model-name", "alias", "--matryoshka",
-        "--nan-id", "1000",
-    )  # fmt: skip
+    names = ("--served-model-name", "fake", "alias")
+    worker = await launcher.start("model", *names, "--matryoshka", "--nan-id", "1000")
+    # From here on its counters exist.
+    await worker.embed("first")
+    return worker
 
 
 @pytest.fixture
