@@ -14,6 +14,7 @@ import pytest
 
 from router.config import Config
 from router.fleet import Fleet
+from router.front import Front
 from router.options import RouterOptions
 from router.services import front, services
 from tensorway.channels import Dialer
@@ -28,10 +29,15 @@ class Running:
     """A router, a channel to it, and what it can be asked."""
 
     port: int
-    fleet: Fleet
+    front: Front
     channel: grpc.aio.Channel
     stack: AsyncExitStack
     processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    @property
+    def fleet(self) -> Fleet:
+        """Its table of workers."""
+        return self.front.fleet
 
     @property
     def address(self) -> str:
@@ -95,11 +101,12 @@ async def routing(
     async with AsyncExitStack() as stack:
         router = RouterOptions(**options)
         fleet = await stack.enter_async_context(Fleet(router.rules(), dialer))
-        parts = services(router, front(router, config or Config(), fleet), timeout)
+        shared = front(router, config or Config(), fleet)
+        parts = services(router, shared, timeout)
         server = await stack.enter_async_context(Server(ListenOptions(port=port, grace=1.0), parts))
         await server.set_serving()
         channel = await stack.enter_async_context(dialer.open(f"127.0.0.1:{server.port}"))
-        running = Running(server.port, fleet, channel, stack)
+        running = Running(server.port, shared, channel, stack)
         stack.push_async_callback(running.end)
         yield running
 
