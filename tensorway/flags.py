@@ -28,6 +28,10 @@ class BadFlag(ValueError):
     """
 
 
+class _Refused(click.ClickException):
+    exit_code = 2
+
+
 def flag(default: Any, *, help: str, type: click.ParamType[Any] | None = None) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -52,7 +56,7 @@ def command(
             try:
                 function(*parsed, *extra)
             except BadFlag as error:
-                raise click.UsageError(str(error)) from error
+                raise _Refused(str(error)) from error
 
         return click.Command(
             name,

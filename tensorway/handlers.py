@@ -27,6 +27,8 @@ LOG = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+SHUTTING_DOWN = "the server is shutting down"
+
 # gRPC cancels a call whose caller left, or fails to write to it, whichever comes first.
 _CALLER_LEFT = (asyncio.CancelledError, grpc.aio.InternalError)
 
@@ -64,10 +66,13 @@ class Calls:
 
     async def drain(self, grace: float) -> None:
         """Wait for calls in flight; end those left after `grace` s with UNAVAILABLE."""
-        finite = [task for task, lasting in self._tasks.items() if not lasting]
         try:
-            if finite:
-                await asyncio.wait(finite, timeout=grace)
+            async with asyncio.timeout(grace):
+                # Calls that were accepted at the last moment come while others are waited for.
+                while finite := [task for task, lasting in self._tasks.items() if not lasting]:
+                    await asyncio.wait(finite)
+        except TimeoutError:
+            LOG.warning("%d calls did not finish within %g s", len(finite), grace)
         finally:
             self._expired = True
             for task in self._tasks:
@@ -124,8 +129,7 @@ class Calls:
         logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or uuid.uuid4().hex)
         with telemetry.server_span(rules.name, headers) as span:
             try:
-                if self._tokens and not rules.open:
-                    credentials.check_token(headers.get("authorization", ""), self._tokens)
+                self._admit(rules, headers)
                 async with _deadline(self._timeout(rules, context)):
                     yield
                 code = grpc.StatusCode.OK
@@ -144,6 +148,13 @@ class Calls:
                 metrics.RPCS.labels(rules.name, code.name).inc()
                 metrics.RPC_SECONDS.labels(rules.name).observe(time.perf_counter() - started)
 
+    def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
+        # Accepted by gRPC in the moment that it stopped accepting.
+        if self._expired:
+            raise errors.Unavailable(SHUTTING_DOWN)
+        if self._tokens and not rules.open:
+            credentials.check_token(headers.get("authorization", ""), self._tokens)
+
     def _timeout(self, rules: _Rules, context: Context) -> float | None:
         given = context.time_remaining() is not None
         return None if given or rules.streaming else self._default_timeout
@@ -157,7 +168,7 @@ class Calls:
         if context.time_remaining() == 0:
             return errors.DeadlineExceeded("the caller's deadline passed")
         if self._expired:
-            return errors.Unavailable("the server is shutting down")
+            return errors.Unavailable(SHUTTING_DOWN)
         return errors.Cancelled("the call was cancelled")
 
 

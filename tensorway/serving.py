@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
@@ -88,12 +89,16 @@ class Server:
         address, tls = f"{host}:{options.port}", server_credentials(options)
         if tls is None and not is_loopback(options.host):
             LOG.warning("plaintext on %s: anyone who reaches it can read and call", address)
+        # Asked of the system first, which says why; gRPC only logs it.
         try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((options.host, options.port))
             if tls is None:
                 return self._server.add_insecure_port(address)
             return self._server.add_secure_port(address, tls)
-        except RuntimeError as error:
-            reason = "in use, or not an address of this machine"
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise BadFlag(f"--host and --port: cannot listen on {address}: {reason}") from error
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
