@@ -24,7 +24,7 @@ def main() -> None:
     try:
         install_protos() if "--protos" in sys.argv else install_project()
     except StepError as error:
-        sys.exit("\n".join(["", *str(error).splitlines()[-15:]]))
+        sys.exit("\n".join(["", *str(error).splitlines()[-15:], "More in .venv*/install.log."]))
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; run it again to go on")
 
@@ -77,7 +77,8 @@ def install_protos() -> None:
 
 def pip(venv: Path, *arguments: str) -> list[str]:
     """A pip command that installs pinned versions."""
-    command = [str(venv / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
+    log = ["--log", str(venv / "install.log")]
+    command = [str(venv / "bin/pip"), "install", "-qq", "--disable-pip-version-check", *log]
     pins = [] if "-r" in arguments else ["-c", "constraints.txt"]
     return [*command, *pins, *arguments]
 
