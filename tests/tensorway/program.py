@@ -1,6 +1,7 @@
 """A service as all of ours are written; the tests run it as a process of its own.
 
-The model's name says what a call does: a number of seconds to take, or ``die``.
+The model's name says what a call does: a number of seconds to take, or ``die``. It prints
+its port, then each call as it arrives.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ async def serve(listen: ListenOptions, dial: DialOptions, stop: serving.Stop) ->
     async def embed(
         request: embedding_pb2.EmbedRequest, context: Any
     ) -> embedding_pb2.EmbedResponse:
-        # Tells the caller that the call is in our hands.
-        await context.send_initial_metadata(())
+        click.echo(f"called {request.model}")
         if request.model == "die":
             stop.ask(RuntimeError("the engine died"))
             await asyncio.Event().wait()

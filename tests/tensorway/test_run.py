@@ -77,7 +77,8 @@ async def running(*args: str) -> AsyncIterator[Process]:
 async def called(process: Process, seconds: float) -> Awaitable[pb.EmbedResponse]:
     """A call that takes so long, already in the server's hands."""
     call = process.embeddings.Embed(pb.EmbedRequest(model=str(seconds)))
-    await call.initial_metadata()
+    assert process.process.stdout is not None
+    assert await process.process.stdout.readline() == f"called {seconds}\n".encode()
     return call
 
 
