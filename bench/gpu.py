@@ -200,6 +200,9 @@ def http_path(port: int, encoding: str) -> Way:
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_SECONDS)
 
     def prepare(texts: Sequence[str]) -> bytes:
+        # Servers close a connection that was idle for 5 s.
+        connection.close()
+        connection.connect()
         body = {"model": NAME, "input": list(texts), "encoding_format": encoding}
         return json.dumps(body).encode()
 
