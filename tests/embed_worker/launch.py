@@ -101,6 +101,12 @@ class Worker:
         """Inputs in the engine's process, as the fake engine tells."""
         return (await self.metrics())["fake_queue"]
 
+    async def idle(self, seconds: float) -> None:
+        """Wait until nothing is held in the worker or left in its engine."""
+        async with asyncio.timeout(seconds):
+            while await self.queued() or (await self.itself()).load.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
     def engine(self) -> int:
         """Process id of its engine."""
         (child,) = _children(self.process.pid)
