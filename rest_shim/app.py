@@ -21,7 +21,9 @@ from .embeddings import Embeddings
 from .errors import on_http_exception
 from .models import Models
 from .options import RestOptions
+from .pooling import Pooling
 from .probes import Probes
+from .scoring import Scoring
 from .upstream import Upstream
 
 
@@ -48,9 +50,15 @@ def create_app(rest: RestOptions, dial: DialOptions) -> Starlette:
 
 def _routes(rest: RestOptions, upstream: Upstream) -> list[Route]:
     embeddings = Embeddings(upstream, strict=rest.strict)
+    pooling = Pooling(upstream, strict=rest.strict)
+    scoring = Scoring(upstream, strict=rest.strict)
     models, probes = Models(upstream), Probes(upstream)
     return [
         Route("/v1/embeddings", embeddings.create, methods=["POST"]),
+        Route("/v1/rerank", scoring.rerank, methods=["POST"]),
+        Route("/v1/score", scoring.score, methods=["POST"]),
+        Route("/v1/classify", pooling.classify, methods=["POST"]),
+        Route("/v1/pooling", pooling.pool, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
         Route("/healthz", probes.live),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tensorway.v1 import embedding_pb2
 
-from .inputs import to_texts_or_ids
-from .render import respond
-from .schema import EmbeddingRequest, StrictEmbeddingRequest, decode
+from .inputs import to_fields
+from .render import base64, floats, listed, usage
+from .schema import EmbeddingRequest, decode, decoder
 from .upstream import Upstream
 
 
@@ -19,26 +20,30 @@ class Embeddings:
 
     def __init__(self, upstream: Upstream, *, strict: bool) -> None:
         self._upstream = upstream
-        self._decoder: msgspec.json.Decoder[EmbeddingRequest] = msgspec.json.Decoder(
-            StrictEmbeddingRequest if strict else EmbeddingRequest
-        )
+        self._decoder = decoder(EmbeddingRequest, strict=strict)
 
     async def create(self, request: Request) -> Response:
         """Vectors for the inputs, as floats or as base64."""
         body = decode(self._decoder, await request.body())
-        answer = await self._upstream.embed(to_message(body), request.headers)
-        return respond(answer, base64=body.encoding_format == "base64")
+        answer = await self._upstream.call("Embed", to_message(body), request.headers)
+        encode = base64 if body.encoding_format == "base64" else floats
+
+        def item(vector: Any) -> dict[str, Any]:
+            return {
+                "object": "embedding",
+                "index": vector.index,
+                "embedding": encode(vector.values),
+            }
+
+        rest = {"model": answer.model, "usage": usage(answer)}
+        return listed(answer.embeddings, item, answer.dimensions, rest)
 
 
 def to_message(body: EmbeddingRequest) -> embedding_pb2.EmbedRequest:
     """The body as a gRPC request."""
-    texts, ids = to_texts_or_ids(body.input)
-    sequences = [embedding_pb2.TokenSequence(ids=sequence) for sequence in ids]
     return embedding_pb2.EmbedRequest(
         model=body.model,
-        # Without any input this stays an empty list of texts, which the worker refuses.
-        texts=None if ids else embedding_pb2.TextInput(texts=texts),
-        tokens=embedding_pb2.TokenInput(sequences=sequences) if ids else None,
+        **to_fields(body.input),
         dimensions=body.dimensions,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         add_special_tokens=body.add_special_tokens,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from tensorway.errors import InvalidArgument
+from tensorway.v1 import embedding_pb2
 
 Input = str | list[str | int | list[int]]
 
@@ -13,24 +14,37 @@ _MAX_ID = 2**32 - 1
 _NAMES = {str: "a text", int: "a token id", list: "a list of token ids"}
 
 
-def to_texts_or_ids(given: Input) -> tuple[list[str], list[list[int]]]:
-    """The texts, or the lists of token ids; the other one is empty.
+class Fields(TypedDict):
+    """The input of a gRPC request, of which one field is set."""
+
+    texts: embedding_pb2.TextInput | None
+    tokens: embedding_pb2.TokenInput | None
+
+
+def to_fields(given: Input) -> Fields:
+    """The input as gRPC has it.
 
     Raises InvalidArgument when the list mixes forms, or an id cannot be one (the
     model's own range is for the worker to check).
     """
     if isinstance(given, str):
-        return [given], []
-    if given and isinstance(given[0], str):
-        return _only(str, given), []
-    if given and isinstance(given[0], int):
-        ids = _only(int, given)
-        _check_ids("input", ids)
-        return [], [ids]
-    sequences: list[list[int]] = _only(list, given)
-    for index, ids in enumerate(sequences):
-        _check_ids(f"input[{index}]", ids)
-    return [], sequences
+        return _texts([given])
+    # Nothing at all is for the worker to refuse.
+    if not given or isinstance(given[0], str):
+        return _texts(_only(str, given))
+    if isinstance(given[0], int):
+        return _tokens([("input", _only(int, given))])
+    lists = _only(list, given)
+    return _tokens([(f"input[{index}]", ids) for index, ids in enumerate(lists)])
+
+
+def _texts(texts: list[str]) -> Fields:
+    return {"texts": embedding_pb2.TextInput(texts=texts), "tokens": None}
+
+
+def _tokens(lists: Sequence[tuple[str, list[int]]]) -> Fields:
+    sequences = [embedding_pb2.TokenSequence(ids=_checked(*named)) for named in lists]
+    return {"texts": None, "tokens": embedding_pb2.TokenInput(sequences=sequences)}
 
 
 def _only(kind: type, items: list[str | int | list[int]]) -> list[Any]:
@@ -44,8 +58,9 @@ def _only(kind: type, items: list[str | int | list[int]]) -> list[Any]:
     return items
 
 
-def _check_ids(field: str, ids: Sequence[int]) -> None:
+def _checked(field: str, ids: list[int]) -> list[int]:
     if ids and not (min(ids) >= 0 and max(ids) <= _MAX_ID):
         index, odd = next((i, v) for i, v in enumerate(ids) if not 0 <= v <= _MAX_ID)
         field = f"{field}[{index}]"
         raise InvalidArgument(f"{field}: expected a token id >= 0, got {odd}", field=field)
+    return ids

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tensorway.v1 import model_pb2
 
+from .render import small
 from .upstream import Upstream
 
 
@@ -21,14 +21,17 @@ class Models:
 
     async def list(self, request: Request) -> Response:
         """Every model, under its own name and under each alias."""
-        models = await self._upstream.list_models(request.headers)
-        cards = [card(m, name) for m in models for name in (m.name, *m.aliases)]
-        return _json({"object": "list", "data": cards})
+        message = model_pb2.ListModelsRequest()
+        answer = await self._upstream.call("ListModels", message, request.headers)
+        cards = [card(m, name) for m in answer.models for name in (m.name, *m.aliases)]
+        return small({"object": "list", "data": cards})
 
     async def get(self, request: Request) -> Response:
         """One model, by the name or alias in the path."""
         name = request.path_params["model"]
-        return _json(card(await self._upstream.get_model(name, request.headers), name))
+        message = model_pb2.GetModelRequest(model=name)
+        answer = await self._upstream.call("GetModel", message, request.headers)
+        return small(card(answer.model, name))
 
 
 def card(model: model_pb2.Model, name: str) -> dict[str, Any]:
@@ -45,7 +48,3 @@ def card(model: model_pb2.Model, name: str) -> dict[str, Any]:
         "tasks": [model_pb2.Task.Name(task).removeprefix("TASK_").lower() for task in model.tasks],
         "live_workers": model.live_workers,
     }
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

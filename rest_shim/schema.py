@@ -1,22 +1,25 @@
-"""Bodies of requests: what OpenAI's clients send, as typed values."""
+"""Bodies of requests: what clients send, as typed values. null means absent everywhere."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
 from tensorway.errors import InvalidArgument
 
+from .inputs import Input
+
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+EncodingFormat = Literal["float", "base64"]
 
 
 class EmbeddingRequest(msgspec.Struct):
-    """Body of POST /v1/embeddings; null means absent."""
+    """Body of POST /v1/embeddings."""
 
     model: str
-    input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] | None = None
+    input: Input
+    encoding_format: EncodingFormat | None = None
     dimensions: Int32 | None = None
     user: Any = None
     truncate_prompt_tokens: Int32 | None = None
@@ -24,11 +27,70 @@ class EmbeddingRequest(msgspec.Struct):
     prompt_name: str | None = None
 
 
-class StrictEmbeddingRequest(EmbeddingRequest, forbid_unknown_fields=True):
-    """The same, when fields that the API does not know are refused."""
+class PoolingRequest(msgspec.Struct):
+    """Body of POST /v1/pooling."""
+
+    model: str
+    input: Input
+    task: Literal["token_embed", "sparse_embed"] | None = None
+    encoding_format: EncodingFormat | None = None
+    dimensions: Int32 | None = None
+    user: Any = None
+    truncate_prompt_tokens: Int32 | None = None
+    add_special_tokens: bool | None = None
 
 
-T = TypeVar("T")
+class ClassifyRequest(msgspec.Struct):
+    """Body of POST /v1/classify."""
+
+    model: str
+    input: Input
+    user: Any = None
+    truncate_prompt_tokens: Int32 | None = None
+
+
+class Document(msgspec.Struct):
+    """A document of a rerank request, as an object."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct):
+    """Body of POST /v1/rerank; ``top_n`` 0 is all."""
+
+    model: str
+    query: str
+    documents: list[str | Document]
+    top_n: Int32 | None = None
+    return_documents: bool | None = None
+    user: Any = None
+    truncate_prompt_tokens: Int32 | None = None
+
+
+class ScoreRequest(msgspec.Struct):
+    """Body of POST /v1/score: a text with each of others, or two lists pair by pair."""
+
+    model: str
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    """Another name of text_1."""
+    documents: str | list[str] | None = None
+    """Another name of text_2."""
+    user: Any = None
+    truncate_prompt_tokens: Int32 | None = None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def decoder(kind: type[T], *, strict: bool) -> msgspec.json.Decoder[T]:
+    """A decoder of a body; a strict one refuses fields that the API does not know."""
+    if not strict:
+        return msgspec.json.Decoder(kind)
+    name = f"Strict{kind.__name__}"
+    refusing = msgspec.defstruct(name, [], bases=(kind,), forbid_unknown_fields=True)
+    return msgspec.json.Decoder(cast("type[T]", refusing))
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

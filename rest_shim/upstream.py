@@ -12,9 +12,22 @@ from starlette.datastructures import Headers
 
 from tensorway import wire
 from tensorway.channels import Dialer, Metadata
-from tensorway.v1 import embedding_pb2, model_pb2, model_pb2_grpc
+from tensorway.v1 import model_pb2, pooling_pb2
 
-_EMBED = "/tensorway.v1.EmbeddingService/Embed"
+_EMBEDDING, _POOLING, _MODELS = (
+    f"/tensorway.v1.{name}Service" for name in ("Embedding", "Pooling", "Model")
+)
+# Method -> its path, and the class of its answer; where there are vectors, they are bytes.
+_METHODS: dict[str, tuple[str, Any]] = {
+    "Embed": (_EMBEDDING, wire.EmbedResponse),
+    "TokenEmbed": (_POOLING, wire.TokenEmbedResponse),
+    "SparseEmbed": (_POOLING, pooling_pb2.SparseEmbedResponse),
+    "Score": (_POOLING, pooling_pb2.ScoreResponse),
+    "Rerank": (_POOLING, pooling_pb2.RerankResponse),
+    "Classify": (_POOLING, pooling_pb2.ClassifyResponse),
+    "ListModels": (_MODELS, model_pb2.ListModelsResponse),
+    "GetModel": (_MODELS, model_pb2.GetModelResponse),
+}
 _PROBE_SECONDS = 2.0
 
 
@@ -25,14 +38,12 @@ class Upstream:
     (``--dial-token-file``).
     """
 
-    _embed: Any
-    _models: Any
-    _health: Any
-
     def __init__(self, target: str, dialer: Dialer, timeout: float) -> None:
         self._target = target
         self._dialer = dialer
         self._timeout = timeout
+        self._methods: dict[str, Any] = {}
+        self._health: Any = None
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
@@ -41,21 +52,10 @@ class Upstream:
             self._open(channel)
             yield
 
-    async def embed(self, request: embedding_pb2.EmbedRequest, headers: Headers) -> Any:
-        """The answer as ``wire.EmbedResponse``: its vectors are bytes."""
-        return await self._call(self._embed, request, headers)
-
-    async def list_models(self, headers: Headers) -> list[model_pb2.Model]:
-        """All models."""
-        request = model_pb2.ListModelsRequest()
-        return list((await self._call(self._models.ListModels, request, headers)).models)
-
-    async def get_model(self, name: str, headers: Headers) -> model_pb2.Model:
-        """One model, by name or alias."""
-        request = model_pb2.GetModelRequest(model=name)
-        answer: model_pb2.GetModelResponse
-        answer = await self._call(self._models.GetModel, request, headers)
-        return answer.model
+    async def call(self, method: str, request: Any, headers: Headers) -> Any:
+        """The answer of a method of the router, for the caller with these headers."""
+        metadata = self._metadata(headers)
+        return await self._methods[method](request, timeout=self._timeout, metadata=metadata)
 
     async def serving(self) -> bool:
         """Whether the router says that it takes calls."""
@@ -64,16 +64,11 @@ class Upstream:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _open(self, channel: grpc.aio.Channel) -> None:
-        self._embed = channel.unary_unary(
-            _EMBED,
-            request_serializer=embedding_pb2.EmbedRequest.SerializeToString,
-            response_deserializer=wire.EmbedResponse.FromString,
-        )
-        self._models = model_pb2_grpc.ModelServiceStub(channel)
         self._health = health_pb2_grpc.HealthStub(channel)
-
-    async def _call(self, method: Any, request: Any, headers: Headers) -> Any:
-        return await method(request, timeout=self._timeout, metadata=self._metadata(headers))
+        for method, (service, answer) in _METHODS.items():
+            self._methods[method] = channel.unary_unary(
+                f"{service}/{method}", _serialize, answer.FromString
+            )
 
     def _metadata(self, headers: Headers) -> Metadata:
         ours, token = self._dialer.metadata(), headers.get("authorization", "")
@@ -81,3 +76,8 @@ class Upstream:
         if not passes or any(key == "authorization" for key, _ in ours):
             return ours
         return (*ours, ("authorization", token))
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

@@ -14,7 +14,15 @@ import numpy as np
 
 from tensorway import errors, wire
 from tensorway.handlers import Service
-from tensorway.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, model_pb2, model_pb2_grpc
+from tensorway.v1 import (
+    common_pb2,
+    embedding_pb2,
+    embedding_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    pooling_pb2,
+    pooling_pb2_grpc,
+)
 
 VOCAB = 1000
 MODEL = "org/fake-embed"
@@ -101,12 +109,17 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
         _check_model(request.model)
         return model_pb2.GetModelResponse(model=_model(self.width))
 
-    def services(self) -> tuple[Service, Service]:
+    def services(self) -> tuple[Service, Service, Service]:
         """The services, to be given to a server."""
+        pooling = pooling_pb2.DESCRIPTOR.services_by_name["PoolingService"]
         embed = (embedding_pb2.EmbedRequest.FromString, wire.EmbedResponse.SerializeToString)
         embedding = embedding_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
         model = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
-        return Service(embedding, self, codecs={"Embed": embed}), Service(model, self)
+        return (
+            Service(embedding, self, codecs={"Embed": embed}),
+            Service(model, self),
+            Service(pooling, FakePooling()),
+        )
 
     def _answer(self, request: embedding_pb2.EmbedRequest) -> Any:
         _check_model(request.model)
@@ -116,6 +129,49 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
             values = b"" if self.packed else vector(value, self.width).tobytes()
             answer.embeddings.add(index=index, values=values, packed=self.packed)
         answer.usage.prompt_tokens = answer.usage.total_tokens = sum(map(len, inputs))
+        return answer
+
+
+class FakePooling(pooling_pb2_grpc.PoolingServiceServicer):
+    """PoolingService whose numbers are lengths of texts."""
+
+    async def TokenEmbed(self, request: Any, context: Any) -> pooling_pb2.TokenEmbedResponse:
+        """Two numbers for each character or id."""
+        answer = pooling_pb2.TokenEmbedResponse(model=request.model, dimensions=2)
+        for index, value in enumerate(_inputs(request)):
+            numbers = [number for place in range(len(value)) for number in (place, 0.1)]
+            answer.embeddings.add(index=index, tokens=len(value), values=numbers)
+        answer.usage.prompt_tokens = answer.usage.total_tokens = 3
+        return answer
+
+    async def SparseEmbed(self, request: Any, context: Any) -> pooling_pb2.SparseEmbedResponse:
+        """One term for each input."""
+        answer = pooling_pb2.SparseEmbedResponse(model=request.model)
+        for index, value in enumerate(_inputs(request)):
+            answer.embeddings.add(index=index, indices=[len(value)], values=[0.1])
+        return answer
+
+    async def Score(self, request: Any, context: Any) -> pooling_pb2.ScoreResponse:
+        """A tenth of the difference of the lengths."""
+        usage = common_pb2.Usage(prompt_tokens=5, total_tokens=5)
+        scores = [(len(text) - len(request.query)) / 10 for text in request.documents]
+        return pooling_pb2.ScoreResponse(model=request.model, scores=scores, usage=usage)
+
+    async def Rerank(self, request: Any, context: Any) -> pooling_pb2.RerankResponse:
+        """The longest documents first."""
+        answer = pooling_pb2.RerankResponse(model=request.model, request_id="r-1")
+        order = sorted(range(len(request.documents)), key=lambda i: -len(request.documents[i]))
+        for index in order[: request.top_n if request.HasField("top_n") else None]:
+            text = request.documents[index] if request.return_documents else ""
+            score = len(request.documents[index]) / 10
+            answer.results.add(index=index, relevance_score=score, document=text)
+        return answer
+
+    async def Classify(self, request: Any, context: Any) -> pooling_pb2.ClassifyResponse:
+        """Two classes."""
+        answer = pooling_pb2.ClassifyResponse(model=request.model, labels=["short", "long"])
+        for index, _value in enumerate(_inputs(request)):
+            answer.classifications.add(index=index, label="short", probs=[0.9, 0.1])
         return answer
 
 
