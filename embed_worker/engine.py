@@ -34,6 +34,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Longest input in tokens, special tokens included."""
     max_num_seqs: int
     """Most inputs in one engine step."""
+    max_num_batched_tokens: int
+    """Most tokens in one engine step."""
     tasks: list[str]
     """What the model can be asked: embed, token_embed, sparse_embed, classify, score."""
     score_type: str = ""

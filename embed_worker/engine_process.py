@@ -56,12 +56,16 @@ class Job:
         """Whether the engine has all inputs."""
         return self._fed == len(self._rows)
 
-    def keys(self) -> list[str]:
-        """Keys of the inputs that the engine has and did not finish."""
-        return [f"{self.work.id}-{i}" for i in range(self._fed) if self._rows[i] is None]
+    def running(self) -> list[int]:
+        """The inputs that the engine has and did not finish."""
+        return [i for i in range(self._fed) if self._rows[i] is None]
 
-    def feed(self, engine: Engine) -> None:
-        """Give the engine the next input; raises ValueError when it refuses."""
+    def tokens(self, index: int) -> int:
+        """Tokens of an input."""
+        return int(self._offsets[index + 1] - self._offsets[index])
+
+    def feed(self, engine: Engine) -> int:
+        """Give the engine the next input; returns its tokens, raises ValueError if refused."""
         index = self._fed
         if not index:
             self._queued = time.monotonic() - self._arrived
@@ -69,12 +73,12 @@ class Job:
         second = int(self._seconds[index]) if len(self._seconds) else None
         engine.add(f"{self.work.id}-{index}", ids, self.work.params, second)
         self._fed += 1
+        return len(ids)
 
-    def finish(self, index: int, rows: Rows) -> int:
-        """Keep an input's rows; returns its tokens."""
+    def finish(self, index: int, rows: Rows) -> None:
+        """Keep an input's rows."""
         self._rows[index] = rows
         self._missing -= 1
-        return int(self._offsets[index + 1] - self._offsets[index])
 
     def result(self) -> tuple[Result, Frames] | None:
         """The request's result once all inputs are finished."""
@@ -95,7 +99,7 @@ class Loop:
         self._socket = socket
         self._jobs: dict[int, Job] = {}
         self._queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
-        self._running = 0
+        self._running = self._tokens = 0
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def run(self) -> None:
@@ -124,9 +128,9 @@ class Loop:
     def _feed(self) -> Iterator[Result]:
         """Fill the engine up to one step's worth; yields what it refused."""
         for queue in (self._queues[False], self._queues[True]):
-            while queue and self._running < self._engine.info.max_num_seqs:
+            while queue and self._has_room(bulk=queue[0].work.bulk):
                 try:
-                    queue[0].feed(self._engine)
+                    self._tokens += queue[0].feed(self._engine)
                     self._running += 1
                 except ValueError as error:
                     yield Result(queue[0].work.id, error=str(error))
@@ -135,6 +139,13 @@ class Loop:
                 if queue[0].fed:
                     queue.popleft()
 
+    def _has_room(self, *, bulk: bool) -> bool:
+        info = self._engine.info
+        # Bulk inputs of many steps in the engine's own queue would stand before
+        # interactive ones that come later.
+        full = bulk and self._tokens >= info.max_num_batched_tokens
+        return self._running < info.max_num_seqs and not full
+
     def _send(self, results: list[Result], finished: Sequence[tuple[str, Rows]]) -> None:
         frames: Frames = [b""] * (2 * len(results))
         tokens = 0
@@ -142,19 +153,22 @@ class Loop:
             id_, _, index = key.partition("-")
             job = self._jobs[int(id_)]
             self._running -= 1
-            tokens += job.finish(int(index), rows)
+            tokens += job.tokens(int(index))
+            job.finish(int(index), rows)
             if (done := job.result()) is not None:
                 results.append(done[0])
                 frames += done[1]
                 del self._jobs[job.work.id]
+        self._tokens -= tokens
         self._reply(Step(len(finished), tokens, results), frames)
 
     def _drop(self, id_: int) -> None:
         if (job := self._jobs.pop(id_, None)) is None:
             return
-        keys = job.keys()
-        self._engine.abort(keys)
-        self._running -= len(keys)
+        running = job.running()
+        self._engine.abort([f"{id_}-{index}" for index in running])
+        self._running -= len(running)
+        self._tokens -= sum(map(job.tokens, running))
         if not job.fed:
             self._queues[job.work.bulk].remove(job)
 

@@ -43,6 +43,7 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             tasks=["embed", "score", "token_embed"],
             score_type="bi-encoder",
             is_matryoshka=options.matryoshka,
@@ -59,8 +60,14 @@ class FakeEngine:
     def step(self) -> list[tuple[str, Rows]]:
         """Answer the oldest inputs."""
         time.sleep(self._options.step_seconds)
-        keys = list(self._queue)[: self.info.max_num_seqs]
-        return [(key, self._rows(*self._queue.pop(key))) for key in keys]
+        keys, tokens = list(self._queue)[: self.info.max_num_seqs], 0
+        finished: list[tuple[str, Rows]] = []
+        for key in keys:
+            tokens += len(self._queue[key][0])
+            if finished and tokens > self.info.max_num_batched_tokens:
+                break
+            finished.append((key, self._rows(*self._queue.pop(key))))
+        return finished
 
     def abort(self, keys: list[str]) -> None:
         """Forget inputs."""
@@ -100,6 +107,7 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--dimensions", type=int, default=8)
     flags.add_argument("--max-model-len", type=int, default=64)
     flags.add_argument("--max-num-seqs", type=int, default=16)
+    flags.add_argument("--max-num-batched-tokens", type=int, default=8192)
     flags.add_argument("--truncation-side", default="right")
     flags.add_argument("--matryoshka", action="store_true")
     flags.add_argument("--step-seconds", type=float, default=0.0, help="Time of a step.")

@@ -86,6 +86,7 @@ def _parse(flags: Sequence[str]) -> EngineArgs:
 
 def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
     config, pooler = llm.model_config, llm.model_config.pooler_config
+    scheduler = llm.vllm_config.scheduler_config
     tokenizer = None if config.skip_tokenizer_init else llm.get_tokenizer()
     folder = _sentence_transformers(config.model, "config_sentence_transformers.json")
     if _sentence_transformers(config.model, "modules.json") is None and not args.pooler_config:
@@ -102,7 +103,8 @@ def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
         dimensions=int(config.embedding_size),
         vocab_size=int(config.get_vocab_size()),
         max_model_len=int(config.max_model_len),
-        max_num_seqs=int(llm.vllm_config.scheduler_config.max_num_seqs),
+        max_num_seqs=int(scheduler.max_num_seqs),
+        max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
         **_tasks(config, llm.get_supported_tasks()),
         is_matryoshka=bool(config.is_matryoshka),
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
