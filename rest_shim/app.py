@@ -17,13 +17,11 @@ from tensorway.options import DialOptions
 from . import metrics
 from .admission import Admission
 from .edge import Edge
-from .embeddings import Embeddings
 from .errors import on_http_exception
-from .models import Models
+from .openapi import Description
+from .operations import operations
 from .options import RestOptions
-from .pooling import Pooling
 from .probes import Probes
-from .scoring import Scoring
 from .upstream import Upstream
 
 
@@ -49,18 +47,12 @@ def create_app(rest: RestOptions, dial: DialOptions) -> Starlette:
 
 
 def _routes(rest: RestOptions, upstream: Upstream) -> list[Route]:
-    embeddings = Embeddings(upstream, strict=rest.strict)
-    pooling = Pooling(upstream, strict=rest.strict)
-    scoring = Scoring(upstream, strict=rest.strict)
-    models, probes = Models(upstream), Probes(upstream)
+    api = operations(upstream, strict=rest.strict)
+    description, probes = Description(api), Probes(upstream)
     return [
-        Route("/v1/embeddings", embeddings.create, methods=["POST"]),
-        Route("/v1/rerank", scoring.rerank, methods=["POST"]),
-        Route("/v1/score", scoring.score, methods=["POST"]),
-        Route("/v1/classify", pooling.classify, methods=["POST"]),
-        Route("/v1/pooling", pooling.pool, methods=["POST"]),
-        Route("/v1/models", models.list),
-        Route("/v1/models/{model:path}", models.get),
+        *(Route(o.path, o.handler, methods=[o.method]) for o in api),
+        Route("/openapi.json", description.json),
+        Route("/docs", description.html),
         Route("/healthz", probes.live),
         Route("/readyz", probes.ready),
         Route("/metrics", metrics.show),

@@ -10,43 +10,70 @@ from tensorway.errors import InvalidArgument
 
 from .inputs import Input
 
-Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-EncodingFormat = Literal["float", "base64"]
+_MIN, _MAX = -(2**31), 2**31 - 1
+Model = Annotated[str, msgspec.Meta(description="Name of the model, as /v1/models shows it.")]
+Inputs = Annotated[
+    Input,
+    msgspec.Meta(description="A text, texts, one list of token ids, or lists of token ids."),
+]
+EncodingFormat = Annotated[
+    Literal["float", "base64"] | None,
+    msgspec.Meta(description="Numbers as JSON (the default), or base64 of float32."),
+]
+Dimensions = Annotated[
+    Annotated[int, msgspec.Meta(ge=_MIN, le=_MAX)] | None,
+    msgspec.Meta(description="Numbers per vector; fewer than the model's need Matryoshka."),
+]
+Truncate = Annotated[
+    Annotated[int, msgspec.Meta(ge=_MIN, le=_MAX)] | None,
+    msgspec.Meta(description="Cut longer inputs to so many tokens; -1: the model's limit."),
+]
+Special = Annotated[
+    bool | None,
+    msgspec.Meta(description="Whether texts get the tokenizer's special tokens; default true."),
+]
+User = Annotated[Any, msgspec.Meta(description="Accepted and ignored.")]
 
 
 class EmbeddingRequest(msgspec.Struct):
     """Body of POST /v1/embeddings."""
 
-    model: str
-    input: Input
-    encoding_format: EncodingFormat | None = None
-    dimensions: Int32 | None = None
-    user: Any = None
-    truncate_prompt_tokens: Int32 | None = None
-    add_special_tokens: bool | None = None
-    prompt_name: str | None = None
+    model: Model
+    input: Inputs
+    encoding_format: EncodingFormat = None
+    dimensions: Dimensions = None
+    user: User = None
+    truncate_prompt_tokens: Truncate = None
+    add_special_tokens: Special = None
+    prompt_name: Annotated[
+        str | None,
+        msgspec.Meta(description="A prompt of the model to put first, as query or document."),
+    ] = None
 
 
 class PoolingRequest(msgspec.Struct):
     """Body of POST /v1/pooling."""
 
-    model: str
-    input: Input
-    task: Literal["token_embed", "sparse_embed"] | None = None
-    encoding_format: EncodingFormat | None = None
-    dimensions: Int32 | None = None
-    user: Any = None
-    truncate_prompt_tokens: Int32 | None = None
-    add_special_tokens: bool | None = None
+    model: Model
+    input: Inputs
+    task: Annotated[
+        Literal["token_embed", "sparse_embed"] | None,
+        msgspec.Meta(description="A vector for each token (the default), or weighted terms."),
+    ] = None
+    encoding_format: EncodingFormat = None
+    dimensions: Dimensions = None
+    user: User = None
+    truncate_prompt_tokens: Truncate = None
+    add_special_tokens: Special = None
 
 
 class ClassifyRequest(msgspec.Struct):
     """Body of POST /v1/classify."""
 
-    model: str
-    input: Input
-    user: Any = None
-    truncate_prompt_tokens: Int32 | None = None
+    model: Model
+    input: Inputs
+    user: User = None
+    truncate_prompt_tokens: Truncate = None
 
 
 class Document(msgspec.Struct):
@@ -56,29 +83,37 @@ class Document(msgspec.Struct):
 
 
 class RerankRequest(msgspec.Struct):
-    """Body of POST /v1/rerank; ``top_n`` 0 is all."""
+    """Body of POST /v1/rerank."""
 
-    model: str
+    model: Model
     query: str
     documents: list[str | Document]
-    top_n: Int32 | None = None
-    return_documents: bool | None = None
-    user: Any = None
-    truncate_prompt_tokens: Int32 | None = None
+    top_n: Annotated[
+        Annotated[int, msgspec.Meta(ge=_MIN, le=_MAX)] | None,
+        msgspec.Meta(description="Most results to return; 0 or absent: all."),
+    ] = None
+    return_documents: Annotated[
+        bool | None, msgspec.Meta(description="Whether results carry the text; default true.")
+    ] = None
+    user: User = None
+    truncate_prompt_tokens: Truncate = None
+
+
+Texts = str | list[str] | None
 
 
 class ScoreRequest(msgspec.Struct):
     """Body of POST /v1/score: a text with each of others, or two lists pair by pair."""
 
-    model: str
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    """Another name of text_1."""
-    documents: str | list[str] | None = None
-    """Another name of text_2."""
-    user: Any = None
-    truncate_prompt_tokens: Int32 | None = None
+    model: Model
+    text_1: Annotated[Texts, msgspec.Meta(description="The text, or the first of each pair.")] = (
+        None
+    )
+    text_2: Annotated[Texts, msgspec.Meta(description="The others, or the second ones.")] = None
+    queries: Annotated[Texts, msgspec.Meta(description="Another name of text_1.")] = None
+    documents: Annotated[Texts, msgspec.Meta(description="Another name of text_2.")] = None
+    user: User = None
+    truncate_prompt_tokens: Truncate = None
 
 
 T = TypeVar("T", bound=msgspec.Struct)
