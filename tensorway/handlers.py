@@ -122,6 +122,7 @@ class Calls:
     @asynccontextmanager
     async def _call(self, rules: _Rules, context: Context) -> AsyncIterator[None]:
         started, code = time.perf_counter(), grpc.StatusCode.UNKNOWN
+        error: errors.TensorwayError | None = None
         task = asyncio.current_task()
         assert task is not None
         self._tasks[task] = rules.lasting
@@ -141,12 +142,14 @@ class Calls:
                 code = errors.grpc_code(error)
                 if isinstance(raised, _CALLER_LEFT) and not self._expired:
                     raise asyncio.CancelledError from raised
-                await errors.abort(context, error)
             finally:
                 del self._tasks[task]
                 telemetry.end_rpc(span, rules.name, code)
                 metrics.RPCS.labels(rules.name, code.name).inc()
                 metrics.RPC_SECONDS.labels(rules.name).observe(time.perf_counter() - started)
+        # After it was counted: who has the answer may look at the counters next.
+        if error is not None:
+            await errors.abort(context, error)
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
         # Accepted by gRPC in the moment that it stopped accepting.
