@@ -19,6 +19,9 @@ from tensorway.errors import InvalidArgument
 from tensorway.handoff.elements import Rows, bits
 from tensorway.handoff.features import Features, settle
 
+_FIELD = "prompt_token_ids"
+_SHOWN = 8
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -46,48 +49,59 @@ class Prompt:
     """Keeps apart prompts that a prefix cache would take for equal; mostly empty."""
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Where a prompt has images."""
+
+    ids: NDArray[np.int64]
+    """The tokens, one placeholder for each image."""
+    places: NDArray[np.intp]
+    """Positions of the placeholders."""
+
+
+def check(
+    token_ids: Sequence[int], shape: ModelShape, image_token_id: int, splits: Sequence[int]
+) -> Slots:
+    """Raise InvalidArgument unless the tokens and images fit each other and the model.
+
+    `splits` says how many rows each image has, as in :class:`Features`; the rows
+    themselves are not needed, so that nobody has to send them in vain.
+    """
+    ids = _checked_ids(token_ids, shape, image_token_id)
+    places = np.flatnonzero(ids == image_token_id)
+    if len(places) != len(splits) - 1:
+        raise _wrong_count(image_token_id, len(splits) - 1, places.tolist())
+    _check_length(len(ids) - len(places) + splits[-1], shape)
+    return Slots(ids, places)
+
+
 def build(token_ids: Sequence[int], features: Features | None, shape: ModelShape) -> Prompt:
     """The prompt, each placeholder replaced by its image's rows; raises InvalidArgument."""
     if features is None:
-        ids = _checked_ids(token_ids, None, shape)
+        ids = _checked_ids(token_ids, shape, None)
         _check_length(len(ids), shape)
         return Prompt(ids)
-    ids = _checked_ids(token_ids, features.image_token_id, shape)
-    slots = np.flatnonzero(ids == features.image_token_id)
-    if len(slots) != features.count:
+    slots = check(token_ids, shape, features.image_token_id, features.splits)
+    if (width := features.rows.shape[1]) != shape.hidden_size:
         raise InvalidArgument(
-            f"prompt_token_ids: expected {features.count} placeholder tokens "
-            f"{features.image_token_id}, one for each image, got {len(slots)}",
-            field="prompt_token_ids",
-        )
-    if features.rows.shape[1] != shape.hidden_size:
-        raise InvalidArgument(
-            f"encoder_result: expected rows of width {shape.hidden_size}, "
-            f"got {features.rows.shape[1]}",
+            f"encoder_result: expected rows of width {shape.hidden_size}, got {width}",
             field="encoder_result",
         )
-    _check_length(len(ids) - len(slots) + len(features.rows), shape)
-    return _mixed(ids, slots, settle(features, shape.dtype), shape)
+    return _mixed(slots, settle(features, shape.dtype), shape)
 
 
 def check_placeholders(token_ids: Sequence[int], image_token_id: int, images: int) -> None:
     """Raise InvalidArgument unless there is one placeholder for each image."""
     places = [index for index, token in enumerate(token_ids) if token == image_token_id]
     if len(places) != images:
-        raise InvalidArgument(
-            f"prompt_token_ids: expected {images} placeholder tokens {image_token_id}, one for "
-            f"each image, got {len(places)}, at {places[:8]}",
-            field="prompt_token_ids",
-        )
+        raise _wrong_count(image_token_id, images, places)
 
 
-def _mixed(
-    ids: NDArray[np.int64], slots: NDArray[np.intp], features: Features, shape: ModelShape
-) -> Prompt:
-    lengths = np.ones(len(ids), np.int64)
-    lengths[slots] = np.diff(features.splits)
+def _mixed(slots: Slots, features: Features, shape: ModelShape) -> Prompt:
+    ids, lengths = slots.ids, np.ones(len(slots.ids), np.int64)
+    lengths[slots.places] = np.diff(features.splits)
     is_token = np.repeat(ids != features.image_token_id, lengths)
-    starts = (np.cumsum(lengths) - lengths)[slots]
+    starts = (np.cumsum(lengths) - lengths)[slots.places]
     rows = np.zeros((len(is_token), shape.hidden_size), shape.dtype)
     target, source = bits(rows), bits(features.rows)
     for place, (start, end) in zip(starts, pairwise(features.splits), strict=True):
@@ -110,30 +124,37 @@ def _cache_salt(image_rows: NDArray[Any], is_token: NDArray[np.bool_]) -> str:
 
 
 def _checked_ids(
-    token_ids: Sequence[int], placeholder: int | None, shape: ModelShape
+    token_ids: Sequence[int], shape: ModelShape, placeholder: int | None
 ) -> NDArray[np.int64]:
     if not len(token_ids):
-        raise InvalidArgument(
-            "prompt_token_ids: expected at least one token, got none", field="prompt_token_ids"
-        )
+        raise InvalidArgument(f"{_FIELD}: expected at least one token, got none", field=_FIELD)
+    _check_length(len(token_ids), shape)
     ids = np.fromiter(token_ids, np.int64, len(token_ids))
     wrong = (ids < 0) | (ids >= shape.vocab_size)
     if placeholder is not None:
         wrong &= ids != placeholder
     if wrong.any():
-        index = int(wrong.argmax())
-        field = f"prompt_token_ids[{index}]"
+        field = f"{_FIELD}[{int(wrong.argmax())}]"
         raise InvalidArgument(
-            f"{field}: expected an id in [0, {shape.vocab_size}), got {ids[index]}", field=field
+            f"{field}: expected an id in [0, {shape.vocab_size}), got {ids[wrong.argmax()]}",
+            field=field,
         )
     return ids
+
+
+def _wrong_count(image_token_id: int, images: int, places: Sequence[int]) -> InvalidArgument:
+    return InvalidArgument(
+        f"{_FIELD}: expected {images} placeholder tokens {image_token_id}, one for each image, "
+        f"got {len(places)}, at {list(places[:_SHOWN])}",
+        field=_FIELD,
+    )
 
 
 def _check_length(length: int, shape: ModelShape) -> None:
     # One place must be left for an answer.
     if length >= shape.max_model_len:
         raise InvalidArgument(
-            f"prompt_token_ids: expected at most {shape.max_model_len - 1} tokens with images "
-            f"expanded, got {length}",
-            field="prompt_token_ids",
+            f"{_FIELD}: expected at most {shape.max_model_len - 1} tokens with images expanded, "
+            f"got {length}",
+            field=_FIELD,
         )

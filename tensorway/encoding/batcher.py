@@ -59,8 +59,7 @@ class Batcher:
         self._images = 0
         self._waiting: deque[Job] = deque()
         self._wake = asyncio.Event()
-        self.running: asyncio.Task[None] | None = None
-        """Ends only by :meth:`close`, or by an error of ours."""
+        self._running: asyncio.Task[None] | None = None
         self._encoder = ThreadPoolExecutor(1, "encoder")
         self._preprocess = ThreadPoolExecutor(max(1, backend.preprocess_concurrency), "preprocess")
 
@@ -69,17 +68,27 @@ class Batcher:
         """Images that are in it now."""
         return self._images
 
+    def on_crash(self, tell: Callable[[BaseException], None]) -> None:
+        """Call `tell` with the error, if the loop below ever ends by one."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                tell(error)
+
+        if self._running is not None:
+            self._running.add_done_callback(ended)
+
     async def load(self, model_id: str) -> None:
         """Build the backend on its thread, and start."""
         await self._on_thread(lambda: self._backend.build(model_id))
-        self.running = asyncio.create_task(self._run())
+        self._running = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Fail what is left, and close the backend on its thread."""
-        if self.running is not None:
-            self.running.cancel()
-            await asyncio.wait({self.running})
-            self.running = None
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+            self._running = None
         await self._on_thread(self._backend.close)
         self._preprocess.shutdown(wait=False, cancel_futures=True)
         self._encoder.shutdown(wait=False)
@@ -105,7 +114,7 @@ class Batcher:
 
     async def forward(self, prepared: Preprocessed) -> Rows:
         """The encoder's rows for one image."""
-        if self.running is None or self.running.done():
+        if self._running is None or self._running.done():
             raise Unavailable(_STOPPED)
         answer: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
         self._waiting.append(Job(prepared.item, prepared.cost, answer))

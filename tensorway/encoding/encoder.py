@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -73,10 +73,9 @@ class Encoder:
     ) -> None:
         await self._stack.aclose()
 
-    @property
-    def running(self) -> asyncio.Task[None] | None:
-        """What drives the backend; it ends before the encoder is left only by an error."""
-        return self._batcher.running
+    def on_crash(self, tell: Callable[[BaseException], None]) -> None:
+        """Call `tell` with the error, if what drives the backend ever ends by one."""
+        self._batcher.on_crash(tell)
 
     @property
     def pending(self) -> int:

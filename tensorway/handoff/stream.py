@@ -77,7 +77,9 @@ class Assembly:
 
 def check_digests(features: Features, layout: Layout) -> None:
     """Raise InvalidArgument unless each item is what its digest says (version 1)."""
-    for index, (got, expected) in enumerate(zip(digests(features), layout.digests, strict=False)):
+    if not layout.digests:
+        return
+    for index, (got, expected) in enumerate(zip(digests(features), layout.digests, strict=True)):
         if got != expected:
             _refuse(f"items[{index}].digest", expected.hex(), got.hex())
 

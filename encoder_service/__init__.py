@@ -1,0 +1,1 @@
+"""The encoder service: images in, features out, or straight on to a generator."""

@@ -1,0 +1,1 @@
+"""The generator service: tokens out of token ids and encoder results."""
