@@ -19,6 +19,7 @@ from rest_shim.server import listen, uvicorn_config
 from tensorway.options import DialOptions, ListenOptions
 from tensorway.serving import Server
 from tests.rest_shim.fakes import MODEL, FakeRouter
+from tests.rest_shim.processes import started
 
 
 @dataclass
@@ -83,6 +84,31 @@ async def _served(rest: RestOptions, dial: DialOptions) -> AsyncIterator[str]:
 def shims() -> Shims:
     """The :func:`start_shim` context manager."""
     return start_shim
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Router, worker and shim as processes of their own; the worker's engine is a fake."""
+
+    router: str
+    worker: str
+    url: str
+
+
+@pytest.fixture(scope="session")
+async def stack() -> AsyncIterator[Stack]:
+    """The whole stack, serving the model minilm."""
+    async with AsyncExitStack() as life:
+        _, router = await life.enter_async_context(started("router"))
+        target = f"127.0.0.1:{router}"
+        flags = ("minilm", "--engine", "fake", "--router", target, "--dimensions", "32")
+        _, worker = await life.enter_async_context(started("embed_worker", *flags))
+        _, rest = await life.enter_async_context(started("rest_shim", "--router", target))
+        url = f"http://127.0.0.1:{rest}"
+        async with httpx.AsyncClient(base_url=url) as http:
+            while not (await http.get("/v1/models")).json()["data"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        yield Stack(target, f"127.0.0.1:{worker}", url)
 
 
 @pytest.fixture(scope="session")

@@ -7,17 +7,17 @@ import os
 import sys
 from pathlib import Path
 
-from tests.rest_shim.conftest import Shim
+from tests.rest_shim.conftest import Stack
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-async def run(shim: Shim, *command: str) -> str:
+async def run(stack: Stack, *command: str) -> str:
     """Standard output of an example that ended well."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=EXAMPLES,
-        env={**os.environ, "OPENAI_BASE_URL": f"{shim.url}/v1"},
+        env={**os.environ, "OPENAI_BASE_URL": f"{stack.url}/v1", "ROUTER": stack.router},
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await asyncio.wait_for(process.communicate(), 60)
@@ -25,30 +25,39 @@ async def run(shim: Shim, *command: str) -> str:
     return output.decode()
 
 
-async def test_openai_sdk(shim: Shim):
+async def test_openai_sdk(stack: Stack):
     """Models, vectors and an error through the official SDK."""
-    lines = (await run(shim, sys.executable, "openai_sdk.py")).splitlines()
+    lines = (await run(stack, sys.executable, "openai_sdk.py")).splitlines()
     assert "minilm" in lines[0]
-    assert [line[:3] for line in lines[1:3]] == ["0 8", "1 8"]
+    assert [line[:3] for line in lines[1:3]] == ["0 3", "1 3"]
     assert lines[3] == "refused: model_not_found"
 
 
-async def test_langchain(shim: Shim):
+async def test_langchain(stack: Stack):
     """LangChain finds the document that equals the question."""
-    assert await run(shim, sys.executable, "langchain_search.py") == "nearest: Rain is expected.\n"
+    assert await run(stack, sys.executable, "langchain_search.py") == "nearest: Rain is expected.\n"
 
 
-async def test_llama_index(shim: Shim):
+async def test_llama_index(stack: Stack):
     """LlamaIndex finds the text that equals the question."""
-    output = await run(shim, sys.executable, "llama_index_search.py")
+    output = await run(stack, sys.executable, "llama_index_search.py")
     assert output == "nearest: Rain is expected.\n"
 
 
-async def test_curl(shim: Shim):
+async def test_curl(stack: Stack):
     """The shell session shows models, both encodings and an error with its status."""
-    models, floats, packed, error, status = (await run(shim, "./curl.sh")).splitlines()
+    models, floats, packed, error, status = (await run(stack, "./curl.sh")).splitlines()
     assert '"id":"minilm"' in models
     assert floats.count('"object":"embedding"') == 2
     assert '"embedding":"' in packed
     assert '"code":"model_not_found"' in error
     assert status == "404"
+
+
+async def test_python_client(stack: Stack):
+    """The Python client's calls, one after the other."""
+    lines = (await run(stack, sys.executable, "python_client.py")).splitlines()
+    assert lines[0] == "(2, 32) float32"
+    assert lines[1:3] == ["batch 0 (2, 32) None", "batch 1 (1, 32) None"]
+    assert lines[3].startswith("batch 2 None texts.texts[0]: expected a text")
+    assert lines[4] == "refused: MODEL_NOT_FOUND"

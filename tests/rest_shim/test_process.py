@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from tensorway.options import ListenOptions
 from tensorway.serving import Server
 from tests.rest_shim.fakes import MODEL, FakeRouter
+from tests.rest_shim.processes import started
 
 BODY = {"model": MODEL, "input": "x"}
 
@@ -41,22 +41,9 @@ async def command(*flags: str) -> AsyncIterator[Command]:
     router = FakeRouter()
     async with Server(ListenOptions(), router.services()) as server:
         await server.set_serving()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rest_shim", "--port", "0"),
-            *("--router", f"127.0.0.1:{server.port}", *flags),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        while not (found := re.search(rb"listening on \S+:(\d+)", await process.stderr.readline())):
-            pass
-        drain = asyncio.create_task(process.stderr.read())
-        try:
-            yield Command(process, int(found[1]), router)
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
-            await drain
+        target = f"127.0.0.1:{server.port}"
+        async with started("rest_shim", "--router", target, *flags) as (process, port):
+            yield Command(process, port, router)
 
 
 async def test_processes_share_a_port_and_their_metrics():
