@@ -28,6 +28,12 @@ _SERVER_KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
+# With over 1000 calls not yet picked up, gRPC starts to end new ones with CANCELLED, which
+# tells a caller nothing; refusing is for admission, with a reason and a hint.
+_BACKLOG = (
+    ("grpc.server.max_pending_requests", 1_000_000),
+    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+)
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -43,7 +49,7 @@ def message_limits(mib: int) -> tuple[tuple[str, int], ...]:
 def server_arguments(mib: int) -> tuple[tuple[str, int], ...]:
     """Channel arguments of every server."""
     # Without this a second server on the same port takes half of its calls.
-    return (*message_limits(mib), *_SERVER_KEEPALIVE, ("grpc.so_reuseport", 0))
+    return (*message_limits(mib), *_SERVER_KEEPALIVE, *_BACKLOG, ("grpc.so_reuseport", 0))
 
 
 class Dialer:

@@ -101,6 +101,12 @@ class Worker:
         """Inputs in the engine's process, as the fake engine tells."""
         return (await self.metrics())["fake_queue"]
 
+    async def holds(self, requests: int) -> None:
+        """Wait until it holds so many requests."""
+        async with asyncio.timeout(5):
+            while (await self.itself()).load.requests < requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async def idle(self, seconds: float) -> None:
         """Wait until nothing is held in the worker or left in its engine."""
         async with asyncio.timeout(seconds):
