@@ -19,6 +19,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+_EXPORT_SECONDS = 3
+
 TRACER = trace.get_tracer("tensorway")
 
 Operation = Literal["embeddings", "text_completion", "generate_content"]
@@ -38,8 +40,10 @@ def setup(service: str, endpoint: str | None) -> None:
     """Export spans to an OTLP gRPC endpoint; without one, only carry the context."""
     if endpoint is None:
         return
+    # The last export is waited for when the process ends, so it must not take long.
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_SECONDS)
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
 
 
