@@ -33,7 +33,7 @@ SENTENCES = (
     "Stock prices fell sharply today.",
     "Shares dropped on Wall Street.",
     "How do I bake sourdough bread?",
-    "A recipe for a loaf with wild yeast.",
+    "A recipe for a rustic loaf.",
 )
 TIMEOUT_SECONDS = 60
 TOLERANCE = 1e-5
@@ -61,6 +61,7 @@ def demo(options: DemoOptions) -> None:
     """
     router, rest = _port(options.port, "--port"), _port(options.rest_port, "--rest-port")
     fleet = stack.settle(minilm(router, rest))
+    click.echo("A real model, all-MiniLM-L6-v2 on vLLM, behind a router and a REST shim:\n")
     stack.run(
         fleet, lambda screen: show(fleet, screen, keep=options.keep), quiet=not options.verbose
     )
@@ -124,7 +125,7 @@ def similarities(vectors: Vectors) -> Table:
     """Cosine of every pair; pairs that mean the same stand out."""
     table = Table(box=None, padding=(0, 1))
     table.add_column()
-    table.add_column("cosine similarity")
+    table.add_column("cosine similarity", no_wrap=True)
     for number in range(1, len(vectors) + 1):
         table.add_column(str(number), justify="right", style="dim")
     for number, (sentence, row) in enumerate(zip(SENTENCES, vectors @ vectors.T, strict=True), 1):
