@@ -33,6 +33,15 @@ def test_the_table_of_errors() -> None:
     }
 
 
+def test_every_test_in_the_coverage_exists() -> None:
+    """A test that is renamed does not leave its requirement without one."""
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (DOCS / "coverage.md").read_text())
+    assert named
+    for path, test in named:
+        text = (DOCS.parent / path).read_text()
+        assert not test or re.search(rf"def {test}\(", text), f"{path}::{test}"
+
+
 @pytest.mark.parametrize("group", [ListenOptions, DialOptions, ObserveOptions])
 def test_every_shared_flag_is_told(group: type) -> None:
     """A flag that is added to the core is added to the page."""
