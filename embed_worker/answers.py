@@ -47,15 +47,11 @@ def check_finite(rows: Rows, offsets: Offsets, field: Field) -> None:
 
 def embed_response(rows: Rows, element_type: int, **fields: Any) -> bytes:
     """A serialised EmbedResponse of vectors [n, width] float32, in input order."""
-    response = wire.EmbedResponse(dimensions=rows.shape[1], element_type=element_type, **fields)
-    packed = np.ascontiguousarray(PACK[element_type](rows))
-    data, size = packed.tobytes(), packed.shape[1] * packed.itemsize
+    head = wire.EmbedResponse(dimensions=rows.shape[1], element_type=element_type, **fields)
     is_float32 = element_type == tensor_pb2.ELEMENT_TYPE_FLOAT32
-    field = "values" if is_float32 else "packed"
-    for index in range(len(rows)):
-        part = data[index * size : (index + 1) * size]
-        response.embeddings.add(index=index, **{field: part})
-    return bytes(response.SerializeToString())
+    vectors = wire.embeddings(PACK[element_type](rows), "values" if is_float32 else "packed")
+    # Serialised messages one after the other are one message with the fields of both.
+    return bytes(head.SerializeToString()) + vectors
 
 
 def token_embed_response(rows: Rows, offsets: Offsets, **fields: Any) -> bytes:

@@ -10,10 +10,13 @@ never loops over floats.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
+import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FileDescriptor
+from numpy.typing import NDArray
 
 from tensorway.v1 import embedding_pb2, pooling_pb2
 
@@ -46,6 +49,50 @@ def _bytes_view(contract: FileDescriptor, item: str, response: str) -> Any:
 # The answers, but ``embeddings[i].values`` is bytes of little-endian float32.
 EmbedResponse = _bytes_view(embedding_pb2.DESCRIPTOR, "Embedding", "EmbedResponse")
 TokenEmbedResponse = _bytes_view(pooling_pb2.DESCRIPTOR, "TokenEmbedding", "TokenEmbedResponse")
+
+
+# Indexes below each bound take one byte more than those below the one before: 0 is not
+# written at all, and then every byte holds seven bits.
+_INDEX_BOUNDS = (0, 1, 1 << 7, 1 << 14, 1 << 21, 1 << 28)
+
+
+def embeddings(rows: NDArray[Any], field: Literal["values", "packed"]) -> bytes:
+    """The serialised ``embeddings`` of an EmbedResponse: rows [n, width], in order.
+
+    A message object for each row costs a hundred times more than the rows themselves
+    (docs/performance.md). Entries whose index takes equally many bytes have the same
+    layout, so they are written as one matrix.
+    """
+    size = rows.shape[1] * rows.itemsize
+    data = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), size)
+    parts = [
+        _same_layout(data[start:stop], start, index_bytes, field)
+        for index_bytes, (start, stop) in enumerate(pairwise(_INDEX_BOUNDS))
+        if start < len(data)
+    ]
+    return b"".join(parts)
+
+
+def _same_layout(data: NDArray[np.uint8], start: int, index_bytes: int, field: str) -> bytes:
+    """Entries from index `start` on, all with an index of so many bytes."""
+    count, size = data.shape
+    entry = EmbedResponse()
+    entry.embeddings.add(index=start, **{field: data[0].tobytes()})
+    head = np.frombuffer(entry.SerializeToString(), np.uint8)[: -size or None]
+    entries = np.empty((count, len(head) + size), np.uint8)
+    entries[:, : len(head)] = head
+    entries[:, len(head) :] = data
+    # The index stands before the vector's own tag and length.
+    place = len(head) - _varint_bytes(size) - 1 - index_bytes
+    for number in range(index_bytes):
+        more = 0x80 if number < index_bytes - 1 else 0
+        bits = np.arange(start, start + count) >> 7 * number & 0x7F
+        entries[:, place + number] = bits | more
+    return entries.tobytes()
+
+
+def _varint_bytes(value: int) -> int:
+    return max(1, -(-value.bit_length() // 7))
 
 
 def merge_embeddings(parts: Iterable[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,3 +114,22 @@ def test_merge(parts: list[list[list[float]]]) -> None:
     assert [embedding.index for embedding in merged.embeddings] == list(range(len(flat)))
     assert merged.usage.prompt_tokens == merged.usage.total_tokens == 10 * len(flat)
     assert (merged.model, merged.request_id) == (("m", "r") if parts else ("", ""))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 128, 129, 16385])
+@pytest.mark.parametrize("width", [1, 31, 32, 384])
+def test_rows_are_written_as_messages_would_be(count: int, width: int) -> None:
+    """Rows written at once are byte for byte what a message object for each row gives."""
+    rows = np.random.default_rng(width).random((count, width)).astype("<f4")
+    expected = embedding_pb2.EmbedResponse()
+    for index, row in enumerate(rows):
+        expected.embeddings.add(index=index, values=row)
+    assert wire.embeddings(rows, "values") == expected.SerializeToString()
+
+
+def test_narrow_rows_are_written_as_they_are() -> None:
+    """A row of one-byte numbers is the bytes of its entry."""
+    rows = np.arange(600, dtype=np.int8).reshape(200, 3)
+    answer = embedding_pb2.EmbedResponse.FromString(wire.embeddings(rows, "packed"))
+    assert [entry.packed for entry in answer.embeddings] == [row.tobytes() for row in rows]
+    assert [entry.index for entry in answer.embeddings] == list(range(200))
