@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -22,19 +20,18 @@ class Limit:
         self._flag = flag
         self._tokens = tokens
 
-    @contextmanager
-    def hold(self, key: str, work: float) -> Iterator[None]:
-        """Hold so many tokens of the key's share; refuses at once when they are not there."""
+    def take(self, key: str, work: float) -> None:
+        """Take so many tokens of the key's share; refuses at once when they are not there."""
         held = self._held.get(key, 0.0)
         if self._tokens and held + work > self._tokens:
             self._refuse(held, work)
         self._held[key] = held + work
-        try:
-            yield
-        finally:
-            self._held[key] -= work
-            if self._held[key] < 1:
-                del self._held[key]
+
+    def give(self, key: str, work: float) -> None:
+        """Give them back."""
+        self._held[key] -= work
+        if self._held[key] < 1:
+            del self._held[key]
 
     def _refuse(self, held: float, work: float) -> None:
         asked = f"about {work:.0f} tokens asked for, {self._flag} allows {self._tokens:.0f}"
@@ -53,11 +50,19 @@ class Admission:
         self.models = Limit("--model-limit", model_limit)
         self.callers = Limit("--caller-limit", caller_limit)
 
-    @contextmanager
-    def hold(self, model: str, caller: str, work: float) -> Iterator[None]:
-        """Hold so many tokens for a model and a caller."""
-        with self.models.hold(model, work), self.callers.hold(caller, work):
-            yield
+    def take(self, model: str, caller: str, work: float) -> None:
+        """Take so many tokens for a model and a caller, or neither."""
+        self.models.take(model, work)
+        try:
+            self.callers.take(caller, work)
+        except ResourceExhausted:
+            self.models.give(model, work)
+            raise
+
+    def give(self, model: str, caller: str, work: float) -> None:
+        """Give them back."""
+        self.models.give(model, work)
+        self.callers.give(caller, work)
 
 
 def caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:

@@ -41,8 +41,11 @@ class Route:
 
     async def unary(self, method: str, worker: Worker, data: bytes) -> bytes:
         """Give the request to a worker; the answer as bytes."""
-        with self.count.on_worker():
+        self.count.enter()
+        try:
             return await worker.unary(method, data, self.left, self.metadata)
+        finally:
+            self.count.leave()
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,16 @@ class Front:
         It must end within so many seconds.
         """
         with metrics.counted(self.recents) as count:
-            pool = self.names.pool(model, task)
+            pool, who = self.names.pool(model, task), caller(context)
             count.model = pool.model
-            with (
-                self.admission.hold(pool.model, caller(context), work),
-                metrics.IN_FLIGHT.labels(pool.model).track_inprogress(),
-            ):
-                yield Route(pool, time.monotonic() + seconds, self.fleet.dialer.metadata(), count)
+            self.admission.take(pool.model, who, work)
+            pool.counts.in_flight += 1
+            try:
+                deadline = time.monotonic() + seconds
+                yield Route(pool, deadline, self.fleet.dialer.metadata(), count)
+            finally:
+                pool.counts.in_flight -= 1
+                self.admission.give(pool.model, who, work)
 
 
 def seconds(context: Context, default: float) -> float:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import grpc
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -43,7 +44,17 @@ OWN_SECONDS = Histogram(
     ["model"],
     buckets=OWN_BUCKETS,
 )
-IN_FLIGHT = Gauge("router_in_flight", "Requests that were let in and are not answered.", ["model"])
+
+
+# To look a label set up each time costs more than to count.
+@cache
+def _requests(model: str, code: grpc.StatusCode) -> Counter:
+    return REQUESTS.labels(model, code.name)
+
+
+@cache
+def _seconds(model: str) -> tuple[Histogram, Histogram]:
+    return SECONDS.labels(model), OWN_SECONDS.labels(model)
 
 
 @dataclass
@@ -56,18 +67,17 @@ class Count:
     _workers: int = 0
     _since: float = 0.0
 
-    @contextmanager
-    def on_worker(self) -> Iterator[None]:
-        """A time in which a worker has the request."""
+    def enter(self) -> None:
+        """A worker has the request from now on."""
         if not self._workers:
             self._since = time.perf_counter()
         self._workers += 1
-        try:
-            yield
-        finally:
-            self._workers -= 1
-            if not self._workers:
-                self.worker_seconds += time.perf_counter() - self._since
+
+    def leave(self) -> None:
+        """A worker does not have it any more."""
+        self._workers -= 1
+        if not self._workers:
+            self.worker_seconds += time.perf_counter() - self._since
 
 
 @contextmanager
@@ -80,11 +90,12 @@ def counted(recents: Recents) -> Iterator[Count]:
         code = _code(error)
         raise
     finally:
-        REQUESTS.labels(count.model, code.name).inc()
+        _requests(count.model, code).inc()
         if count.model:
             seconds = time.perf_counter() - started
-            SECONDS.labels(count.model).observe(seconds)
-            OWN_SECONDS.labels(count.model).observe(seconds - count.worker_seconds)
+            total, own = _seconds(count.model)
+            total.observe(seconds)
+            own.observe(seconds - count.worker_seconds)
             ok = code is grpc.StatusCode.OK
             recents[count.model].add(time.monotonic(), seconds, ok)
 
@@ -122,6 +133,12 @@ class FleetCollector(Collector):
             for pool in pools:
                 family.add_metric([pool.model], getattr(pool.counts, name))
             yield family
+        running = GaugeMetricFamily(
+            "router_in_flight", "Requests that were let in and are not answered.", labels=["model"]
+        )
+        for pool in pools:
+            running.add_metric([pool.model], pool.counts.in_flight)
+        yield running
 
     def _workers(self) -> Iterable[Metric]:
         labels = ["model", "endpoint", "address"]

@@ -78,17 +78,20 @@ async def relay(route: Route, method: str, upstream: _Upstream, work: float, wri
     """Pass a caller's messages to a worker, and the worker's to the caller."""
     trial = Trial()
     route.pool.budget.pay()
-    while True:
-        with (
-            route.pool.attempt(trial, work) as worker,
-            route.count.on_worker(),
-            worker.stream(method, route.left, route.metadata) as call,
-            _running(upstream.feed(call, trial)),
-        ):
-            async for message in call:
-                trial.final = True
-                await write(message)
-            return
+    route.count.enter()
+    try:
+        while True:
+            with (
+                route.pool.attempt(trial, work) as worker,
+                worker.stream(method, route.left, route.metadata) as call,
+                _running(upstream.feed(call, trial)),
+            ):
+                async for message in call:
+                    trial.final = True
+                    await write(message)
+                return
+    finally:
+        route.count.leave()
 
 
 class _Upstream:

@@ -47,6 +47,8 @@ class ModelStatus(Struct, frozen=True):
     aliases: list[str]
     dimensions: int
     recent: Summary
+    in_flight: int
+    """Requests that have no answer yet."""
     retries: int
     ejections: int
     shards: int
@@ -99,6 +101,7 @@ class StatusPage:
             aliases=sorted({*model.aliases, *self._names.aliases(name)}),
             dimensions=model.dimensions,
             recent=self._recents[name].summary(now),
+            in_flight=counts.in_flight,
             retries=counts.retries,
             ejections=counts.ejections,
             shards=counts.shards,

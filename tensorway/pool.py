@@ -49,8 +49,10 @@ class Rules:
 
 @dataclass
 class Counts:
-    """What happened in a pool, ever."""
+    """What happened in a pool, ever; and what happens now."""
 
+    in_flight: int = 0
+    """Requests of whoever keeps the pool that have no answer yet."""
     retries: int = 0
     ejections: int = 0
     hedges: int = 0

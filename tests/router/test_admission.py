@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from router.admission import Limit
+from router.admission import Admission, Limit
 from tensorway import errors
 from tensorway.errors import ResourceExhausted, TooLarge
 from tests.router.conftest import Running, routing
@@ -75,16 +75,28 @@ async def test_a_request_that_never_fits_is_too_large() -> None:
 def test_limits_are_for_each_key_and_leave_nothing_behind() -> None:
     """One caller's work is not another's, and callers who left take no memory."""
     limit = Limit("--flag", 10)
-    with limit.hold("a", 8), limit.hold("b", 8):
-        with pytest.raises(ResourceExhausted, match="8 are taken"), limit.hold("a", 8):
-            pass
-        with limit.hold("a", 2):
-            pass
+    limit.take("a", 8)
+    limit.take("b", 8)
+    with pytest.raises(ResourceExhausted, match="8 are taken"):
+        limit.take("a", 8)
+    limit.take("a", 2)
+    for key, work in (("a", 8), ("a", 2), ("b", 8)):
+        limit.give(key, work)
 
     assert limit._held == {}
 
 
+def test_a_refused_caller_leaves_nothing_with_the_model() -> None:
+    """The model's share is given back when the caller's is used up."""
+    admission = Admission(model_limit=100, caller_limit=10)
+    admission.take("m", "a", 8)
+    with pytest.raises(ResourceExhausted, match="--caller-limit"):
+        admission.take("m", "a", 8)
+    admission.give("m", "a", 8)
+
+    assert admission.models._held == admission.callers._held == {}
+
+
 def test_no_limit() -> None:
     """0 turns a limit off."""
-    with Limit("--flag", 0).hold("a", 1e12):
-        pass
+    Limit("--flag", 0).take("a", 1e12)

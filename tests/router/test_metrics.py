@@ -42,7 +42,6 @@ async def test_requests_are_counted_by_model_and_code(router: Running) -> None:
     assert sample("router_requests_total", model="counted", code="OK") == 10
     assert sample("router_requests_total", model="counted", code="INVALID_ARGUMENT") == 3
     assert sample("router_request_seconds_count", model="counted") == 13
-    assert sample("router_in_flight", model="counted") == 0
 
 
 async def test_the_routers_own_time_is_apart_from_the_workers(router: Running) -> None:
@@ -86,8 +85,23 @@ async def test_workers_and_pools_are_shown_and_go_when_they_go(router: Running) 
 
     assert [picks(*worker.place) for worker in (first, second)] == [1, 1]
     assert registry.get_sample_value("router_shards_total", {"model": "fake"}) == 2
+    assert registry.get_sample_value("router_in_flight", {"model": "fake"}) == 0
     router.fleet.leave(first)
     assert picks(*first.place) is None
+
+
+async def test_requests_in_flight_are_shown(router: Running) -> None:
+    """One that waits for its worker is in flight."""
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(router.fleet))
+    worker = await router.add()
+    worker.delay = 60
+    call = asyncio.ensure_future(router.embed("x", timeout=None))
+    await router.until(lambda: worker.active == 1)
+
+    assert registry.get_sample_value("router_in_flight", {"model": "fake"}) == 1
+    call.cancel()
+    await router.until(lambda: router.fleet.pools["fake"].counts.in_flight == 0)
 
 
 @pytest.fixture
