@@ -57,15 +57,19 @@ class Calls:
         self._default_timeout = default_timeout
         self._max_message_bytes = max_message_bytes
         self._tasks: dict[asyncio.Task[Any], bool] = {}
-        self._expired = False
+        self._closed = self._expired = False
 
     def handler(self, service: Service) -> grpc.GenericRpcHandler[Any, Any]:
         """The gRPC handler of a service, with these rules around each method."""
         methods = {m.name: self._method(service, m) for m in service.descriptor.methods}
         return grpc.method_handlers_generic_handler(service.descriptor.full_name, methods)
 
-    async def drain(self, grace: float) -> None:
-        """Wait for calls in flight; end those left after `grace` s with UNAVAILABLE."""
+    def close(self) -> None:
+        """Answer every new call with UNAVAILABLE from now on."""
+        self._closed = True
+
+    async def finish(self, grace: float) -> None:
+        """Wait for calls in flight, but not longer than `grace` seconds."""
         try:
             async with asyncio.timeout(grace):
                 # Calls that were accepted at the last moment come while others are waited for.
@@ -73,10 +77,12 @@ class Calls:
                     await asyncio.wait(finite)
         except TimeoutError:
             LOG.warning("%d calls did not finish within %g s", len(finite), grace)
-        finally:
-            self._expired = True
-            for task in self._tasks:
-                task.cancel()
+
+    def end(self) -> None:
+        """End every call that is left, and every one that still comes, with UNAVAILABLE."""
+        self._expired = True
+        for task in self._tasks:
+            task.cancel()
 
     def _method(
         self, service: Service, method: MethodDescriptor
@@ -152,8 +158,7 @@ class Calls:
             await errors.abort(context, error)
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
-        # Accepted by gRPC in the moment that it stopped accepting.
-        if self._expired:
+        if self._expired or (self._closed and not rules.open):
             raise errors.Unavailable(SHUTTING_DOWN)
         if self._tokens and not rules.open:
             credentials.check_token(headers.get("authorization", ""), self._tokens)

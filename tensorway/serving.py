@@ -30,13 +30,16 @@ T = TypeVar("T")
 # The server only closes its sockets once the last handler returned, which takes
 # a moment after the grace period is over.
 _CLOSE_SECONDS = 5.0
+# Calls that gRPC has not handed to us when it stops end with CANCELLED, which nobody tries
+# elsewhere: it gets this long to hand them over, to be refused properly.
+_HANDOVER_SECONDS = 0.1
 
 
 class Server:
     """A gRPC server as a context manager; leaving it drains.
 
     It answers health checks with NOT_SERVING until :meth:`set_serving`. Leaving goes in
-    one order: NOT_SERVING, stop accepting, let calls finish for ``options.grace``
+    one order: NOT_SERVING, refuse new calls, let others finish for ``options.grace``
     seconds, end the rest with UNAVAILABLE, close. Being cancelled ends the grace.
     """
 
@@ -68,15 +71,18 @@ class Server:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._health.enter_graceful_shutdown()
         grace = self._options.grace if error is None else 0.0
-        stopped = asyncio.create_task(self._server.stop(grace + _CLOSE_SECONDS))
-        # Stop accepting before looking at what is in flight.
-        await asyncio.sleep(0)
+        stopping: asyncio.Task[None] | None = None
+        # A second signal may come at every await; the calls are answered all the same.
         try:
-            await self._calls.drain(grace)
+            await self._health.enter_graceful_shutdown()
+            self._calls.close()
+            await asyncio.sleep(_HANDOVER_SECONDS)
+            stopping = asyncio.create_task(self._server.stop(grace + _CLOSE_SECONDS))
+            await self._calls.finish(grace)
         finally:
-            await stopped
+            self._calls.end()
+            await (stopping or self._server.stop(_CLOSE_SECONDS))
 
     async def set_serving(self, serving: bool = True) -> None:
         """Tell health checks whether calls are answered."""
