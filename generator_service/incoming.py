@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -14,6 +15,9 @@ from tensorway.handoff.header import Layout
 from tensorway.handoff.stream import Assembly
 from tensorway.messages import decoder
 from tensorway.v1 import generator_pb2, handoff_pb2
+
+# A refused caller is read until it pauses, and never for long.
+_QUIET_SECONDS, _DRAIN_SECONDS = 0.05, 2.0
 
 _parse = decoder(generator_pb2.GenerateRequest.FromString, "GenerateRequest")
 
@@ -52,6 +56,19 @@ class Incoming:
         if (message := await self._next()) is not None:
             part = _parse(message).WhichOneof("part")
             raise _disorder("the stream's end", f"{part or 'a message'} (is its header missing?)")
+
+    async def drain(self) -> None:
+        """Take and forget what is on its way, before the request is refused.
+
+        A caller in Python whose call ends while it sends does not learn why: its library
+        reports INTERNAL in the place of the real status.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while True:
+                    async with asyncio.timeout(_QUIET_SECONDS):
+                        if await anext(self._messages, None) is None:
+                            return
 
     async def _next(self) -> bytes | None:
         try:

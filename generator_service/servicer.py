@@ -10,7 +10,7 @@ from generator_service.model import Generator
 from generator_service.options import GeneratorOptions
 from tensorway import logs
 from tensorway.deadline import deadline
-from tensorway.errors import InvalidArgument, Unavailable
+from tensorway.errors import InvalidArgument, TensorwayError, Unavailable
 from tensorway.handlers import Context, Service
 from tensorway.v1 import generator_pb2
 
@@ -44,13 +44,17 @@ class GeneratorServicer:
         """The answer, token by token; requests stay bytes, since chunks are large."""
         generator = self._holder.generator
         incoming = Incoming(requests, self._options.receive_timeout)
-        with generator.admitted():
-            async with deadline(context, self._options.generate_timeout):
-                start = await incoming.start()
-                answer = generator.generate(start, incoming, bind_request_id(start.request_id))
-                async with aclosing(answer) as responses:
-                    async for response in responses:
-                        yield response
+        try:
+            with generator.admitted():
+                async with deadline(context, self._options.generate_timeout):
+                    start = await incoming.start()
+                    answer = generator.generate(start, incoming, bind_request_id(start.request_id))
+                    async with aclosing(answer) as responses:
+                        async for response in responses:
+                            yield response
+        except TensorwayError:
+            await incoming.drain()
+            raise
 
     async def GetModel(
         self, request: generator_pb2.GeneratorServiceGetModelRequest, context: Context

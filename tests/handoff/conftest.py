@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from tensorway.handoff import header
 from tensorway.handoff.features import Features
 from tensorway.v1 import handoff_pb2, tensor_pb2
+from tests.handoff.services import Launcher, Service
 
 Make = Callable[..., Features]
 
@@ -43,3 +47,43 @@ def accepts() -> header.Accepts:
 def identity() -> handoff_pb2.EncoderIdentity:
     """Who made a result."""
     return IDENTITY
+
+
+@pytest.fixture(scope="session")
+async def launcher(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launcher]:
+    """Starts services that live as long as the session."""
+    launcher = Launcher(tmp_path_factory.mktemp("services"))
+    try:
+        yield launcher
+    finally:
+        await launcher.close()
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small real chat model; beside it, the one of :func:`llava`."""
+    folder = tmp_path_factory.mktemp("models") / "smollm2"
+    # In a process of its own: a conversion leaves a gigabyte and many warnings behind.
+    command = [sys.executable, "-m", "tests.handoff.checkpoints", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llava(smollm2: Path) -> Path:
+    """The folder of a LLaVA with random eyes and the small model's words."""
+    return smollm2.parent / "llava"
+
+
+@pytest.fixture(scope="session")
+async def generator(launcher: Launcher, smollm2: Path, llava: Path) -> Service:
+    """The one real engine, with an encoder beside it for the inline path."""
+    return await launcher.start(
+        "generator_service",
+        str(smollm2),
+        *("--served-model-name", "smollm2", "--dtype", "float32", "--max-model-len", "2048"),
+        *("--enforce-eager", "--gpu-memory-utilization", "0.3", "--receive-timeout", "5"),
+        *("--backend", "encoder_service.huggingface:HuggingFaceEncoder"),
+        *("--backend-model", str(llava), "--encoder-cache-mib", "0"),
+        env={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+    )

@@ -1,0 +1,222 @@
+"""From image to tokens on a real engine: what it is given is what it answers to."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from tensorway.handoff import header, stream
+from tensorway.handoff.features import Features, stacked
+from tensorway.v1 import encoder_pb2, generator_pb2, handoff_pb2
+from tests.handoff.services import Launcher, Service, gathered
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+GREEDY = generator_pb2.SamplingParams(temperature=0, max_tokens=12)
+IMAGE = 49152
+LLAVA_IMAGE = 16
+QUESTION = "What is the capital of France? Answer in one sentence."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    """The model's tokenizer."""
+    return Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def embeddings(smollm2: Path) -> np.ndarray:
+    """The model's own rows for all tokens."""
+    with safe_open(smollm2 / "model.safetensors", framework="np") as weights:
+        return weights.get_tensor("model.embed_tokens.weight")
+
+
+def chat(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A user's turn, as the model was trained on it."""
+    return encoded(tokenizer, f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text."""
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def start(ids: list[int], **fields: Any) -> generator_pb2.GenerateStart:
+    """The first message of a request."""
+    fields = {"sampling_params": GREEDY, **fields}
+    return generator_pb2.GenerateStart(model="smollm2", prompt_token_ids=ids, **fields)
+
+
+def request(ids: list[int], features: Features | None = None, version: int = 0, **fields: Any):
+    """All messages of a request."""
+    encoder = handoff_pb2.EncoderIdentity(model="test", element_type=1)
+    result = None if features is None else header.write(features, version, encoder)
+    yield generator_pb2.GenerateRequest(start=start(ids, encoder_result=result, **fields))
+    if features is not None:
+        yield from stream.cut(features.rows)
+
+
+def picture(seed: int) -> bytes:
+    """A PNG of noise, other noise for each seed."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (40, 50, 3), np.uint8)
+    return png(Image.fromarray(pixels))
+
+
+def png(image: Image.Image) -> bytes:
+    """An image as a PNG file."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+async def test_rows_of_a_text_answer_as_the_text(
+    generator: Service, tokenizer, embeddings, version: int, dtype: str
+) -> None:
+    """An image whose encoding is a text's own embeddings is the text, to the model."""
+    ids = chat(tokenizer, QUESTION)
+    expected = await generator.generate(request(ids))
+    rows = embeddings[ids[3:12]].astype(getattr(ml_dtypes, dtype, dtype))
+    features = Features(rows, (0, len(rows)), IMAGE)
+    prompt = [*ids[:3], IMAGE, *ids[12:]]
+    answer = await generator.generate(request(prompt, features, version, return_text=True))
+    assert answer.text == "The capital of France is Paris."
+    assert answer.token_ids == expected.token_ids
+    assert answer.usage.prompt_tokens == len(ids) == expected.usage.prompt_tokens
+    assert answer.finish_reason == generator_pb2.FINISH_REASON_STOP
+
+
+async def test_the_answer_depends_on_the_image(
+    generator: Service, launcher: Launcher, smollm2: Path, tokenizer
+) -> None:
+    """Through both services: another picture, another answer, about that picture."""
+    service = await launcher.start(
+        "encoder_service",
+        *("--backend", "encoder_service.colors:ColorEncoder", "--backend-model", str(smollm2)),
+        *("--name", "colors", "--generator", generator.address),
+    )
+    before = encoded(tokenizer, "<|im_start|>user\nMy car is")
+    question = ". What is the color of my car? Answer with one word."
+    after = encoded(tokenizer, f"{question}<|im_end|>\n<|im_start|>assistant\n")
+    ids = [*before, IMAGE, *after]
+    for color in ("red", "blue"):
+        asked = encoder_pb2.EncoderServiceGenerateRequest(
+            model="colors",
+            target_model="smollm2",
+            prompt_token_ids=ids,
+            images=[handoff_pb2.ImageInput(data=png(Image.new("RGB", (40, 30), color)))],
+            sampling_params=GREEDY,
+            return_text=True,
+            request_id="my-id",
+        )
+        answer = await gathered(service.encoder.Generate(asked, timeout=60))
+        assert color in answer.text
+        assert answer.messages > 1, "tokens are relayed as they come"
+        assert answer.request_id == "my-id"
+
+
+@pytest.fixture(scope="module")
+async def eyes(launcher: Launcher, generator: Service, llava: Path) -> Service:
+    """An encoder service with the vision tower of the tiny LLaVA."""
+    return await launcher.start(
+        "encoder_service",
+        *("--backend", "encoder_service.huggingface:HuggingFaceEncoder"),
+        *("--backend-model", str(llava), "--name", "eyes", "--generator", generator.address),
+        env={"HF_HUB_OFFLINE": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+async def expected(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What transformers generates by itself for prompts with 0, 1 and several images."""
+    script = Path(__file__).with_name("reference.py")
+    output = tmp_path_factory.mktemp("reference") / "answers.npz"
+    command = [sys.executable, str(script), str(llava), str(output)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=200)
+    return dict(np.load(output))
+
+
+PROMPTS = {
+    "none": [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47],
+    "one": [1, 4093, 198, LLAVA_IMAGE, 1780, 314, 451, 47],
+    "several": [LLAVA_IMAGE, 1, 4093, LLAVA_IMAGE, LLAVA_IMAGE, 1780, 314, 451, 47],
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+async def test_tokens_equal_those_of_transformers(
+    generator: Service, eyes: Service, expected, name: str
+) -> None:
+    """Inline and external, 0, 1 and several images: the tokens of the undivided model."""
+    ids = PROMPTS[name]
+    images = [handoff_pb2.ImageInput(data=picture(i)) for i in range(ids.count(LLAVA_IMAGE))]
+    asked = encoder_pb2.EncoderServiceGenerateRequest(
+        model="eyes",
+        target_model="smollm2",
+        prompt_token_ids=ids,
+        images=images,
+        sampling_params=GREEDY,
+    )
+    external = await gathered(eyes.encoder.Generate(asked, timeout=60))
+    first = generator_pb2.GenerateRequest(start=start(ids, images=images))
+    inline = await generator.generate([first])
+    assert external.token_ids == expected[name].tolist()
+    assert inline.token_ids == expected[name].tolist()
+
+
+async def test_prompts_that_differ_only_in_the_mask_share_no_answer(
+    generator: Service, expected
+) -> None:
+    """A prefix cache that compares tokens and rows would take these two for equal."""
+    zeros = np.zeros((1, 576), ml_dtypes.bfloat16)
+    many = Features(np.repeat(zeros, 300, axis=0), (0, 300), IMAGE)
+    one = Features(zeros, (0, 1), IMAGE)
+    tail = [1780, 314, 451, 47]
+    params = generator_pb2.SamplingParams(temperature=0, max_tokens=1, logprobs=1)
+    prompts = {
+        "mask_many": ([1, IMAGE, 0, *tail], many),
+        "mask_one": ([1, *[0] * 300, IMAGE, *tail], one),
+    }
+    for _ in range(2):
+        for name, (ids, features) in prompts.items():
+            answer = await generator.generate(request(ids, features, sampling_params=params))
+            token, logprob = answer.logprobs[0][0]
+            assert token == int(expected[f"{name}_token"])
+            assert logprob == pytest.approx(float(expected[f"{name}_logprob"]), abs=0.02)
+
+
+async def test_identical_requests_get_identical_answers(generator: Service, make) -> None:
+    """An answer does not depend on what ran before."""
+    features = make(150, 20, width=576, token=IMAGE)
+    ids = [1, 4093, IMAGE, 198, IMAGE, 47]
+    answers = [await generator.generate(request(ids, features)) for _ in range(3)]
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+
+
+async def test_stacked_artifacts_are_images_in_order(generator: Service, embeddings) -> None:
+    """Two images are two slots, and exchanging them exchanges what the model reads."""
+    words = [embeddings[[260, 3575]], embeddings[[282, 4649]]]
+    ids = [1, 4093, 198, 1780, 314]
+    for order in (words, words[::-1]):
+        plain = [token for rows in order for token in tokens_of(rows, embeddings)]
+        expected = await generator.generate(request([*ids, *plain, 47]))
+        features = stacked(order, IMAGE)
+        answer = await generator.generate(request([*ids, IMAGE, IMAGE, 47], features))
+        assert answer.token_ids == expected.token_ids
+
+
+def tokens_of(rows: np.ndarray, embeddings: np.ndarray) -> list[int]:
+    """The tokens whose embeddings the rows are."""
+    return [int((embeddings == row).all(axis=1).argmax()) for row in rows]
