@@ -1,67 +1,20 @@
-"""What every call gets, whatever its kind: errors, deadlines, cancellation, bad bytes."""
+"""What every call gets, whatever its kind: errors, theirs and ours, and bad bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 
 from tensorway import errors
-from tensorway.options import ListenOptions
 from tensorway.v1 import embedding_pb2 as pb
-from tensorway.v1 import embedding_pb2_grpc, encoder_pb2, encoder_pb2_grpc
-from tests.tensorway.services import EMBED, EMBED_STREAM, ENCODE, Fake, never
-
-Call = Callable[[grpc.aio.Channel], Awaitable[Any]]
-
-
-async def unary(channel: grpc.aio.Channel, **options: Any) -> Any:
-    """One unary call."""
-    stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-    return await stub.Embed(pb.EmbedRequest(model="m"), **options)
-
-
-async def bidirectional(channel: grpc.aio.Channel, **options: Any) -> Any:
-    """The answers to two messages of a stream, the second sent after the first answer."""
-    call = embedding_pb2_grpc.EmbeddingServiceStub(channel).EmbedStream(**options)
-    answers = []
-    for _ in range(2):
-        await call.write(pb.EmbedStreamRequest(request=pb.EmbedRequest(model="m")))
-        answers.append(await call.read())
-    await call.done_writing()
-    assert await call.read() is grpc.aio.EOF
-    return answers
-
-
-async def server_streaming(channel: grpc.aio.Channel, **options: Any) -> Any:
-    """The third message of a stream, which comes after two good ones."""
-    stub = encoder_pb2_grpc.EncoderServiceStub(channel)
-    seen = 0
-    async for answer in stub.Encode(encoder_pb2.EncodeRequest(model="m"), **options):
-        seen += 1
-        if seen == 3:
-            return answer
-    raise AssertionError
-
-
-KINDS = pytest.mark.parametrize(
-    ("call", "method"),
-    [(unary, EMBED), (bidirectional, EMBED_STREAM), (server_streaming, ENCODE)],
-    ids=["unary", "bidirectional", "mid-stream"],
-)
-
-
-def raising(error: BaseException) -> Any:
-    """A function of a service that fails."""
-
-    async def fail(request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        raise error
-
-    return fail
+from tensorway.v1 import embedding_pb2_grpc
+from tests.tensorway.calls import KINDS, Call, raising, unary
+from tests.tensorway.services import EMBED, EMBED_STREAM, Fake
 
 
 @KINDS
@@ -202,97 +155,3 @@ async def test_messages_may_stay_bytes(serving: Any) -> None:
     services = Fake(embed).services(codecs={"Embed": (None, None)})
     async with serving(*services) as channel:
         assert (await unary(channel)).model == "m"
-
-
-async def test_default_deadline(serving: Any, rpcs: Any) -> None:
-    """A unary call that sets no deadline still ends."""
-    options = ListenOptions(default_timeout=0.05)
-    async with serving(*Fake(never).services(), options=options) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await unary(channel)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert caught.value.details() == "no answer within 0.05 s"
-    assert rpcs(EMBED, "DEADLINE_EXCEEDED") == 1
-
-
-async def test_the_callers_deadline_beats_the_default(serving: Any) -> None:
-    """A caller that is willing to wait longer may."""
-
-    async def slow(request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        await asyncio.sleep(0.2)
-        return pb.EmbedResponse(model="late")
-
-    options = ListenOptions(default_timeout=0.05)
-    async with serving(*Fake(slow).services(), options=options) as channel:
-        assert (await unary(channel, timeout=30)).model == "late"
-
-
-async def test_streams_have_no_default_deadline(serving: Any) -> None:
-    """A stream may last; its caller sets the deadline."""
-
-    async def slow(request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        await asyncio.sleep(0.1)
-        return pb.EmbedResponse(model="late")
-
-    options = ListenOptions(default_timeout=0.05)
-    async with serving(*Fake(slow).services(), options=options) as channel:
-        assert len(await bidirectional(channel)) == 2
-
-
-async def test_a_timeout_inside_a_call_is_not_the_default_one(serving: Any) -> None:
-    """A step's own timeout does not claim that the whole call took too long."""
-    async with serving(*Fake(raising(TimeoutError())).services()) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await unary(channel)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert caught.value.details() == "a step of the call took too long"
-
-
-@KINDS
-async def test_an_expired_call_is_counted_as_such(
-    serving: Any, call: Any, method: str, rpcs: Any
-) -> None:
-    """A deadline that passes looks like a cancellation to a server; metrics tell them apart."""
-    async with serving(*Fake(never).services()) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(channel, timeout=0.1)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert rpcs(method, "DEADLINE_EXCEEDED") == 1
-
-
-@KINDS
-async def test_a_caller_that_cancels(serving: Any, call: Any, method: str, rpcs: Any) -> None:
-    """The work of a call that was cancelled is cancelled, and nothing else ends."""
-    started, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def embed(request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        started.set()
-        try:
-            return await never(request, context)
-        finally:
-            cancelled.set()
-
-    async with serving(*Fake(embed).services()) as channel:
-        task = asyncio.create_task(call(channel))
-        await started.wait()
-        task.cancel()
-        await asyncio.wait_for(cancelled.wait(), 5)
-    assert rpcs(method, "CANCELLED") == 1
-
-
-async def test_a_reader_that_leaves_while_messages_are_written(
-    serving: Any, rpcs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A generator whose reader left while a message was sent is closed, in its own task."""
-    fake = Fake()
-    fake.embed = lambda request, context: asyncio.sleep(0, pb.EmbedResponse(model="x" * (1 << 20)))
-    async with serving(*fake.services()) as channel:
-        stub = encoder_pb2_grpc.EncoderServiceStub(channel)
-        call = stub.Encode(encoder_pb2.EncodeRequest(model="m"))
-        await call.read()
-        # Nothing is read, so that the server waits in the middle of a write.
-        await asyncio.sleep(0.2)
-        call.cancel()
-        await asyncio.wait_for(fake.ended.wait(), 5)
-    assert rpcs(ENCODE, "CANCELLED") == 1
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
