@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from tensorway.messages import Codec
 LOG = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_QUIET_SECONDS, _CLOSE_SECONDS = 0.1, 1.0
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -58,15 +60,26 @@ class Calls:
         self._max_message_bytes = max_message_bytes
         self._tasks: dict[asyncio.Task[Any], bool] = {}
         self._closed = self._expired = False
+        self._arrived = 0
 
     def handler(self, service: Service) -> grpc.GenericRpcHandler[Any, Any]:
         """The gRPC handler of a service, with these rules around each method."""
         methods = {m.name: self._method(service, m) for m in service.descriptor.methods}
         return grpc.method_handlers_generic_handler(service.descriptor.full_name, methods)
 
-    def close(self) -> None:
-        """Answer every new call with UNAVAILABLE from now on."""
+    async def close(self) -> None:
+        """Answer every new call with UNAVAILABLE; return once none came for a moment.
+
+        Calls that gRPC has not handed over when it stops end with CANCELLED, which nobody
+        tries elsewhere, while callers that hear UNAVAILABLE leave. Bounded.
+        """
         self._closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                seen = -1
+                while seen != self._arrived:
+                    seen = self._arrived
+                    await asyncio.sleep(_QUIET_SECONDS)
 
     async def finish(self, grace: float) -> None:
         """Wait for calls in flight, but not longer than `grace` seconds."""
@@ -158,6 +171,7 @@ class Calls:
             await errors.abort(context, error)
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
+        self._arrived += not rules.open
         if self._expired or (self._closed and not rules.open):
             raise errors.Unavailable(SHUTTING_DOWN)
         if self._tokens and not rules.open:

@@ -30,9 +30,6 @@ T = TypeVar("T")
 # The server only closes its sockets once the last handler returned, which takes
 # a moment after the grace period is over.
 _CLOSE_SECONDS = 5.0
-# Calls that gRPC has not handed to us when it stops end with CANCELLED, which nobody tries
-# elsewhere: it gets this long to hand them over, to be refused properly.
-_HANDOVER_SECONDS = 0.1
 
 
 class Server:
@@ -40,11 +37,15 @@ class Server:
 
     It answers health checks with NOT_SERVING until :meth:`set_serving`. Leaving goes in
     one order: NOT_SERVING, refuse new calls, let others finish for ``options.grace``
-    seconds, end the rest with UNAVAILABLE, close. Being cancelled ends the grace.
+    seconds, end the rest with UNAVAILABLE, close. Being cancelled ends the grace. With
+    `reuse_port` several processes may share the port, and the system shares connections out.
     """
 
-    def __init__(self, options: ListenOptions, services: Sequence[Service]) -> None:
+    def __init__(
+        self, options: ListenOptions, services: Sequence[Service], *, reuse_port: bool = False
+    ) -> None:
         self.port = 0
+        self._reuse_port = reuse_port
         self._options = options
         self._health = HealthServicer()
         self._names = [service.descriptor.full_name for service in services]
@@ -53,7 +54,9 @@ class Server:
             options.default_timeout,
             options.max_message_mib * MIB,
         )
-        self._server = grpc.aio.server(options=server_arguments(options.max_message_mib))
+        self._server = grpc.aio.server(
+            options=server_arguments(options.max_message_mib, reuse_port)
+        )
         self._server.add_generic_rpc_handlers(
             tuple(self._calls.handler(s) for s in (*services, *self._standard_services()))
         )
@@ -76,8 +79,7 @@ class Server:
         # A second signal may come at every await; the calls are answered all the same.
         try:
             await self._health.enter_graceful_shutdown()
-            self._calls.close()
-            await asyncio.sleep(_HANDOVER_SECONDS)
+            await self._calls.close()
             stopping = asyncio.create_task(self._server.stop(grace + _CLOSE_SECONDS))
             await self._calls.finish(grace)
         finally:
@@ -99,6 +101,7 @@ class Server:
         try:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, self._reuse_port)
                 probe.bind((options.host, options.port))
             if tls is None:
                 return self._server.add_insecure_port(address)
@@ -149,13 +152,17 @@ class Stop:
         return None
 
 
-def run(service: Callable[[Stop], Awaitable[None]]) -> None:
+def run(
+    service: Callable[[Stop], Awaitable[None]],
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> None:
     """Run a service until it is told to stop; exits 0, or 1 after an error.
 
     The first SIGTERM or SIGINT asks it to stop, the second one cancels it.
     """
     try:
-        asyncio.run(_run(service))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_run(service))
     except asyncio.CancelledError:
         sys.exit(130)
     except BadFlag:

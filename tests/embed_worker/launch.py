@@ -87,6 +87,13 @@ class Worker:
         stub = health_pb2_grpc.HealthStub(self.channel)
         return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
 
+    async def health_becomes(self, status: int) -> None:
+        """Watch what it tells an orchestrator until it is this."""
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=20):
+            if answer.status == status:
+                return
+
     async def itself(self) -> model_pb2.Worker:
         """Its own description."""
         (worker,) = (await self.models.ListWorkers(model_pb2.ListWorkersRequest())).workers
@@ -99,7 +106,7 @@ class Worker:
 
     async def queued(self) -> float:
         """Inputs in the engine's process, as the fake engine tells."""
-        return (await self.metrics())["fake_queue"]
+        return (await self.metrics())["fake_queue{engine_process=0}"]
 
     async def holds(self, requests: int) -> None:
         """Wait until it holds so many requests."""
