@@ -9,10 +9,12 @@ from typing import Literal
 import click
 
 from tensorway import balance, pool, retry
-from tensorway.flags import flag
+from tensorway.flags import BadFlag, flag
 from tensorway.options import PORT, SECONDS, ListenOptions
 
 COUNT = click.IntRange(min=0)
+# A worker reports every second.
+LEASE = click.FloatRange(min=2)
 PART = click.FloatRange(0, 1)
 
 
@@ -31,8 +33,14 @@ class RouterOptions:
         "least_work", help="How to pick a worker."
     )
     config: Path | None = flag(None, help="TOML file of aliases and static workers.")
+    processes: int = flag(
+        1, help="Router processes that share the port.", type=click.IntRange(1, 64)
+    )
+    follow: str | None = flag(
+        None, help="Router, host:port, whose workers this one has too; it takes registrations."
+    )
     lease: float = flag(
-        5.0, help="Seconds without a load report after which a worker is out.", type=SECONDS
+        5.0, help="Seconds without a load report after which a worker is out.", type=LEASE
     )
     direct: bool = flag(True, help="Tell clients the workers' addresses, for direct mode.")
     split_inputs: int = flag(
@@ -64,6 +72,20 @@ class RouterOptions:
     hedge_quantile: float = flag(
         0.0, help="Try twice what is slower than this part of the calls; 0: never.", type=PART
     )
+
+    def __post_init__(self) -> None:
+        if self.processes > 1 and self.follow:
+            raise BadFlag("--processes and --follow: a router that follows is one process")
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether this is one more process of a router on this machine."""
+        return (self.follow or "").startswith("unix:")
+
+    @property
+    def shares_port(self) -> bool:
+        """Whether other processes of this router are on the same port."""
+        return self.processes > 1 or self.is_follower
 
     def rules(self) -> pool.Rules:
         """The part of the options that pools follow."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grpc
+
 from tensorway import envelope
 from tensorway.handlers import Service
 from tensorway.v1 import (
@@ -17,6 +19,7 @@ from .admission import Admission
 from .config import Config
 from .embedding import EmbeddingService
 from .fleet import Fleet
+from .follow import RelayedRegistry
 from .front import Front
 from .models import ModelService
 from .names import Names
@@ -26,6 +29,8 @@ from .registry import RegistryService
 from .relay import EncoderService, GeneratorService
 
 _BYTES = (None, None)
+_REGISTRY = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"]
+_LASTING = frozenset({"Register"})
 _VIEWS = (envelope.EmbedStreamRequest.FromString, envelope.EmbedStreamResponse.SerializeToString)
 
 
@@ -35,7 +40,20 @@ def front(options: RouterOptions, config: Config, fleet: Fleet) -> Front:
     return Front(Names(fleet, config.aliases), admission, fleet)
 
 
-def services(options: RouterOptions, front: Front, timeout: float) -> tuple[Service, ...]:
+def registry(options: RouterOptions, fleet: Fleet) -> Service:
+    """Where workers register, with this router."""
+    return Service(_REGISTRY, RegistryService(fleet, options.lease), lasting=_LASTING)
+
+
+def relayed_registry(leader: grpc.aio.Channel, fleet: Fleet) -> Service:
+    """Where workers register, with the router that this one follows."""
+    relayed = RelayedRegistry(leader, fleet.dialer)
+    return Service(_REGISTRY, relayed, {"Register": _BYTES}, lasting=_LASTING)
+
+
+def services(
+    options: RouterOptions, front: Front, registry: Service, timeout: float
+) -> tuple[Service, ...]:
     """All services of a router; `timeout` is the deadline of unary calls that set none."""
     pooling = pooling_pb2.DESCRIPTOR.services_by_name["PoolingService"]
     generator = generator_pb2.DESCRIPTOR.services_by_name["GeneratorService"]
@@ -66,9 +84,5 @@ def services(options: RouterOptions, front: Front, timeout: float) -> tuple[Serv
             ModelService(front.fleet, front.names, options.direct),
             lasting=frozenset({"WatchWorkers"}),
         ),
-        Service(
-            registry_pb2.DESCRIPTOR.services_by_name["RegistryService"],
-            RegistryService(front.fleet, options.lease),
-            lasting=frozenset({"Register"}),
-        ),
+        registry,
     )

@@ -46,10 +46,11 @@ def message_limits(mib: int) -> tuple[tuple[str, int], ...]:
     )
 
 
-def server_arguments(mib: int) -> tuple[tuple[str, int], ...]:
+def server_arguments(mib: int, reuse_port: bool = False) -> tuple[tuple[str, int], ...]:
     """Channel arguments of every server."""
-    # Without this a second server on the same port takes half of its calls.
-    return (*message_limits(mib), *_SERVER_KEEPALIVE, *_BACKLOG, ("grpc.so_reuseport", 0))
+    # Unless it is meant, a second server on the same port takes half of its calls.
+    shared = ("grpc.so_reuseport", int(reuse_port))
+    return (*message_limits(mib), *_SERVER_KEEPALIVE, *_BACKLOG, shared)
 
 
 class Dialer:

@@ -14,9 +14,10 @@ import pytest
 
 from router.config import Config
 from router.fleet import Fleet
+from router.follow import following
 from router.front import Front
 from router.options import RouterOptions
-from router.services import front, services
+from router.services import front, registry, relayed_registry, services
 from tensorway.channels import Dialer
 from tensorway.options import DialOptions, ListenOptions
 from tensorway.serving import Server
@@ -94,15 +95,22 @@ class Running:
 
 @asynccontextmanager
 async def routing(
-    config: Config | None = None, timeout: float = 60.0, port: int = 0, **options: Any
+    config: Config | None = None,
+    timeout: float = 60.0,
+    port: int = 0,
+    leader: grpc.aio.Channel | None = None,
+    **options: Any,
 ) -> AsyncIterator[Running]:
-    """A router with these options."""
+    """A router with these options, which may follow another one."""
     dialer = Dialer(DialOptions())
     async with AsyncExitStack() as stack:
         router = RouterOptions(**options)
         fleet = await stack.enter_async_context(Fleet(router.rules(), dialer))
         shared = front(router, config or Config(), fleet)
-        parts = services(router, shared, timeout)
+        registered = relayed_registry(leader, fleet) if leader else registry(router, fleet)
+        if leader:
+            await stack.enter_async_context(following(fleet, leader))
+        parts = services(router, shared, registered, timeout)
         server = await stack.enter_async_context(Server(ListenOptions(port=port, grace=1.0), parts))
         await server.set_serving()
         channel = await stack.enter_async_context(dialer.open(f"127.0.0.1:{server.port}"))
