@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
-from PIL import ImageOps, UnidentifiedImageError
+from PIL import ImageOps
 
 # Formats with sound decoders; others (EPS, PSD, FITS, ...) are never even tried.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -24,6 +23,7 @@ _PLAIN = frozenset({"1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV"})
 _TRANSPARENT = frozenset({"LA", "PA", "RGBA", "La", "RGBa"})
 _DEEP = frozenset({"I;16", "I;16B", "I;16L"})
 _DEEP_TO_BYTE = 257
+_BOMBS = (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,10 @@ class Encoded:
 
 def inspect(data: bytes, max_pixels: int, options: Mapping[str, str]) -> Encoded:
     """Read the header and nothing more; raises ValueError."""
-    picture = _open(data)
+    try:
+        picture = _open(data)
+    except _BOMBS as error:
+        raise ValueError(f"expected at most {max_pixels} pixels: {error}") from None
     width, height = picture.size
     if not 1 <= width * height <= max_pixels:
         raise ValueError(
@@ -91,21 +94,21 @@ def decode(encoded: Encoded, background: str) -> Image:
     try:
         picture.load()
         picture = ImageOps.exif_transpose(picture)
-        rgb = _to_rgb(picture, background)
-    except (OSError, SyntaxError, EOFError, OverflowError, Pillow.DecompressionBombError) as error:
-        raise ValueError(f"broken {picture.format or 'image'} data: {error}") from None
-    pixels = np.asarray(rgb)
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise all kinds of errors at broken files
+        raise ValueError(f"broken image data: {error}") from None
+    pixels = np.asarray(_to_rgb(picture, background))
     pixels.flags.writeable = False
     return Image(pixels, encoded.options)
 
 
 def _open(data: bytes) -> Pillow.Image:
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of large images; our own limit is lower, and refuses them.
-            warnings.simplefilter("ignore")
-            return Pillow.open(io.BytesIO(data), formats=FORMATS)
-    except (UnidentifiedImageError, Pillow.DecompressionBombError, SyntaxError, OSError):
+        return Pillow.open(io.BytesIO(data), formats=FORMATS)
+    except (MemoryError, *_BOMBS):
+        raise
+    except Exception:
         kinds = ", ".join(FORMATS)
         raise ValueError(f"expected an image ({kinds}), got {len(data)} other bytes") from None
 
