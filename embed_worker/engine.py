@@ -128,7 +128,10 @@ FromEngine = Ready | Step | Scraped
 
 
 class Engine(Protocol):
-    """A synchronous engine, driven by one thread. Built by calling it with its flags."""
+    """A synchronous engine, driven by one thread.
+
+    Built by calling it with its flags, and the number of processes that share its GPU.
+    """
 
     info: EngineInfo
 

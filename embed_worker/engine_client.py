@@ -59,13 +59,17 @@ class EngineProcess:
 
     A process that does not finish anything for `timeout` seconds though it has work is
     killed, so that dying and hanging end the same way: what is in flight raises
-    Unavailable, and :attr:`died` is set.
+    Unavailable, and :attr:`died` is set. :attr:`tokens` is its work in flight, and `sharing`
+    the number of processes that share its GPU.
     """
 
-    def __init__(self, name: str, flags: Sequence[str], timeout: float, on_step: OnStep) -> None:
+    def __init__(
+        self, name: str, flags: Sequence[str], sharing: int, timeout: float, on_step: OnStep
+    ) -> None:
+        self.tokens = 0
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._command = (sys.executable, "-m", "embed_worker.engine_process")
-        self._arguments = (name, *flags)
+        self._name, self._arguments = name, (str(sharing), *flags)
         self._timeout = timeout
         self._on_step = on_step
         self._ids = itertools.count()
@@ -100,9 +104,8 @@ class EngineProcess:
     async def start(self) -> EngineInfo:
         """Load the model; raises EngineDied when that fails."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, str(os.getpid()), self._arguments[0], self._address,
-            *self._arguments[1:],
-        )  # fmt: skip
+            *self._command, str(os.getpid()), self._name, self._address, *self._arguments
+        )
         for task in (self._watch_death(), self._watch_progress()):
             self._stack.callback(asyncio.create_task(task).cancel)
         received = asyncio.ensure_future(self._socket.recv())
@@ -129,6 +132,7 @@ class EngineProcess:
         if not self._waiting:
             self._progress = time.monotonic()
         done = self._waiting[id_] = asyncio.get_running_loop().create_future()
+        self.tokens += batch.tokens
         try:
             frames = [batch.ids.data, batch.offsets.data, batch.seconds.data]
             await self._send(Work(id_, params, bulk), *frames)
@@ -140,6 +144,7 @@ class EngineProcess:
             return pooled
         finally:
             del self._waiting[id_]
+            self.tokens -= batch.tokens
 
     async def scrape(self) -> bytes:
         """The engine's own metrics; empty when it does not answer in time."""

@@ -1,11 +1,12 @@
 """The engine's process: takes requests, feeds the engine, sends back results.
 
-Run as ``python -m embed_worker.engine_process PARENT_PID ENGINE ADDRESS [FLAGS...]``.
+Run as ``python -m embed_worker.engine_process PARENT_PID ENGINE ADDRESS SHARING [FLAGS...]``.
 Everything happens in one loop on one thread: receive, feed, step, send.
 """
 
 from __future__ import annotations
 
+import gc
 import pkgutil
 import signal
 import sys
@@ -33,6 +34,10 @@ from embed_worker.engine import (
 )
 from tensorway.flags import BadFlag
 from tensorway.lifeline import die_with_parent
+
+# An engine step makes some hundred thousand objects and few cycles; with Python's own
+# threshold the collector runs dozens of times in each.
+_GC_THRESHOLD = 100_000
 
 Frames = list[bytes | memoryview]
 
@@ -176,17 +181,21 @@ class Loop:
         self._socket.send_multipart([msgspec.msgpack.encode(message), *frames], copy=False)
 
 
-def main(parent: str, name: str, address: str, *flags: str) -> None:
+def main(parent: str, name: str, address: str, sharing: str, *flags: str) -> None:
     """Load the engine, say so, and serve it."""
     die_with_parent(int(parent))
     # A terminal and a service manager signal the whole group; the front says when we end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
-        engine: Engine = pkgutil.resolve_name(ENGINES[name])(flags)
+        engine: Engine = pkgutil.resolve_name(ENGINES[name])(flags, int(sharing))
     except BadFlag as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
+    # What is loaded stays: the collector need not look at it after each few requests.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         # Nothing accepted may be dropped; what is accepted is bounded in front of us.
         socket.set_hwm(0)

@@ -30,7 +30,8 @@ def vector(ids: Sequence[int], width: int) -> Rows:
 class FakeEngine:
     """Answers in the order of arrival, `--max-num-seqs` inputs a step."""
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, flags: Sequence[str], sharing: int) -> None:
+        del sharing
         self._options, _ = _flags().parse_known_args(list(flags))
         options = self._options
         self._queue: dict[str, tuple[Sequence[int], Params]] = {}

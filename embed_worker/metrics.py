@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from embed_worker.engine_client import EngineProcess
+from embed_worker.engine_group import EngineGroup
 from tensorway.errors import ResourceExhausted, TensorwayError, grpc_code
 from tensorway.metrics import LATENCY_BUCKETS
 
@@ -76,25 +77,34 @@ def observed(model: str, task: str) -> Iterator[None]:
 class EngineCollector(Collector):
     """The metrics of the engine's process, fetched whenever ours are read."""
 
-    def __init__(self, engine: EngineProcess) -> None:
+    def __init__(self, engine: EngineGroup) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family of the engine that has no namesake here."""
         asked = asyncio.run_coroutine_threadsafe(self._engine.scrape(), self._loop)
-        for family in text_string_to_metric_families(asked.result().decode()):
-            # Each process also has its own gc and process metrics.
-            if not family.name.startswith(("python_", "process_")):
-                yield family
+        families: dict[str, Metric] = {}
+        for number, text in enumerate(asked.result()):
+            for family in text_string_to_metric_families(text.decode()):
+                merged = families.setdefault(family.name, family)
+                own = [_labelled(sample, number) for sample in family.samples]
+                merged.samples = own if merged is family else [*merged.samples, *own]
+        # Each process also has its own gc and process metrics.
+        ours = ("python_", "process_")
+        yield from (family for name, family in families.items() if not name.startswith(ours))
 
     def describe(self) -> list[Metric]:
         """Name nothing yet: the engine may still be loading."""
         return []
 
 
+def _labelled(sample: Sample, number: int) -> Sample:
+    return sample._replace(labels={**sample.labels, "engine_process": str(number)})
+
+
 @contextmanager
-def engine_metrics(engine: EngineProcess) -> Iterator[None]:
+def engine_metrics(engine: EngineGroup) -> Iterator[None]:
     """Show the engine's metrics beside ours for as long as this lasts."""
     collector = EngineCollector(engine)
     REGISTRY.register(collector)

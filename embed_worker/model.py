@@ -12,7 +12,7 @@ from opentelemetry import trace
 from embed_worker import answers, checks, metrics
 from embed_worker.admission import Admission, Cost
 from embed_worker.engine import EngineInfo, Params, Rows, Step
-from embed_worker.engine_client import EngineProcess
+from embed_worker.engine_group import EngineGroup
 from embed_worker.tokenizer import Batch, BatchTokenizer, Field, Offsets, TextOptions
 from tensorway import telemetry
 from tensorway.v1 import common_pb2, embedding_pb2, model_pb2
@@ -42,7 +42,7 @@ class Model:
     """One model in one engine process, and the permits for work in it."""
 
     def __init__(
-        self, info: EngineInfo, engine: EngineProcess, admission: Admission, max_inputs: int
+        self, info: EngineInfo, engine: EngineGroup, admission: Admission, max_inputs: int
     ) -> None:
         self.info = info
         self.name = info.model_names[0]
@@ -50,6 +50,7 @@ class Model:
         self._engine = engine
         self._admission = admission
         self._max_inputs = max_inputs
+        metrics.show_held(self.name, admission)
 
     @contextmanager
     def observed(self, task: str) -> Iterator[None]:

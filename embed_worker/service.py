@@ -14,11 +14,13 @@ from embed_worker.admission import Admission, Cost
 from embed_worker.describe import ModelServicer, describe
 from embed_worker.engine import Step
 from embed_worker.engine_client import EngineDied, EngineProcess
+from embed_worker.engine_group import EngineGroup
 from embed_worker.metrics import engine_metrics
 from embed_worker.model import Model
 from embed_worker.pooling_servicer import PoolingServicer
 from embed_worker.servicer import EmbeddingServicer, Holder
 from tensorway.channels import Dialer
+from tensorway.errors import Unavailable
 from tensorway.flags import BadFlag, flag
 from tensorway.handlers import Service
 from tensorway.options import DialOptions, ListenOptions, RegisterOptions, Seconds
@@ -43,6 +45,12 @@ class EmbedWorkerOptions:
         8.0,
         help="Seconds in which a working engine must finish something, or is taken for hung.",
         type=Seconds(min=0.1),
+    )
+    engine_processes: int = flag(
+        1, help="Engine processes that share the GPU and the model's work.", type=_COUNT
+    )
+    shard_tokens: int = flag(
+        8192, help="Fewest tokens for which a request is cut over one more process.", type=_COUNT
     )
     max_inputs: int = flag(2048, help="Most inputs in a request.", type=_COUNT)
     max_queued_inputs: int = flag(
@@ -82,7 +90,17 @@ async def run(stop: Stop, launch: Launch) -> None:
         if holder.loaded:
             holder.loaded.stepped(step, seconds)
 
-    engine = EngineProcess(options.engine, launch.engine_flags, options.engine_timeout, stepped)
+    processes = [
+        EngineProcess(
+            options.engine,
+            launch.engine_flags,
+            options.engine_processes,
+            options.engine_timeout,
+            stepped,
+        )
+        for _ in range(options.engine_processes)
+    ]
+    engine = EngineGroup(processes, options.shard_tokens)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
         server = await stack.enter_async_context(Server(listen, _services(holder, worker, options)))
@@ -102,7 +120,7 @@ async def run(stop: Stop, launch: Launch) -> None:
             await server.set_serving(serving=False)
 
 
-async def _load(engine: EngineProcess, options: EmbedWorkerOptions) -> Model:
+async def _load(engine: EngineGroup, options: EmbedWorkerOptions) -> Model:
     try:
         info = await engine.start()
     except EngineDied as error:
@@ -116,7 +134,11 @@ async def _load(engine: EngineProcess, options: EmbedWorkerOptions) -> Model:
         bytes=options.max_queued_bytes,
     )
     model = Model(info, engine, Admission(limits), options.max_inputs)
-    await model.prove()
+    try:
+        await model.prove()
+    except Unavailable:
+        await engine.died
+        raise
     return model
 
 

@@ -53,15 +53,15 @@ async def test_two_processes_answer_as_one_does(start: Launcher) -> None:
 
 async def test_either_process_may_end_the_worker(start: Launcher) -> None:
     """A worker that lost one of its engine processes leaves, as if it had only that one."""
-    worker = await start.start("--engine-processes", "2", "--poison-id", "120")
-    error = await fails(worker.embed("x" * 20))
+    worker = await start.start("--engine-processes", "2", "--poison-id", "113")
+    error = await fails(worker.embed("q" * 20))
     assert isinstance(error, Unavailable)
     assert await worker.ended() == 1
 
 
 async def test_one_bad_shard_fails_the_request_with_its_index(start: Launcher) -> None:
     """NaN in the second process's shard is told with the input's index in the request."""
-    flags = ("--engine-processes", "2", "--shard-tokens", "20", "--nan-id", "120")
+    flags = ("--engine-processes", "2", "--shard-tokens", "20", "--nan-id", "113")
     worker = await start.start(*flags)
-    error = await fails(worker.embed(*["a" * 10] * 9, "x"))
+    error = await fails(worker.embed(*["a" * 10] * 9, "q"))
     assert "texts.texts[9]" in str(error)
