@@ -7,7 +7,7 @@ OUT := .
 CONTRACT := $(wildcard protos/tensorway/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types format contract protos clean
+.PHONY: help install demo test bench lint types format contract protos clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: .venv/installed ## Embed a few sentences with a real model, through everyt
 
 test: .venv/installed .venv-protos/installed ## Check and test everything, as CI does
 	@$(BIN)/python scripts/check.py
+
+bench: .venv/installed ## Measure ours against its peers, on this machine
+	@$(BIN)/python -m bench run
 
 lint: .venv/installed ## Check style
 	@$(BIN)/ruff check && $(BIN)/ruff format --check

@@ -1,0 +1,1 @@
+"""Measures Tensorway and its peers on one machine, in one run; docs/performance.md."""

@@ -1,0 +1,83 @@
+"""Work for a load generator and what came of it, as one JSON line each way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Whom to ask, and how: our contract, or OpenAI's with one of its encodings."""
+
+    kind: Literal["grpc", "base64", "float", "engine"]
+    address: str = ""
+    """``host:port``; an engine that is driven in process has none."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Load of one kind for some seconds."""
+
+    target: Target
+    batch: int
+    """Texts in each request."""
+    callers: int
+    """Requests in flight (closed loop), or connections (open loop)."""
+    seconds: float
+    rate: float = 0.0
+    """Requests a second, whatever becomes of them (open loop); 0 is a closed loop."""
+    seed: int = 0
+    words: int = 18
+    """Words in each text."""
+    look: bool = False
+    """Ask just once, and give the vectors."""
+
+
+class Outcome(msgspec.Struct):
+    """What one generator saw."""
+
+    latencies: list[float] = []
+    """Milliseconds; in an open loop from the moment that the request was due."""
+    began: float = 0.0
+    """Monotonic seconds of the first request's start."""
+    ended: float = 0.0
+    """Monotonic seconds of the last answer."""
+    failures: int = 0
+    width: int = 0
+    vectors: bytes = b""
+    """float32, [batch, width], when asked to look."""
+
+
+class Generator:
+    """A process that does jobs; it lives as long as the pipes to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def give(self, job: Job) -> None:
+        """Have it start; one job at a time."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+        self._process.stdin.flush()
+
+    def outcome(self) -> Outcome:
+        """Wait for the job that was given."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a load generator ended with status {self._process.wait()}")
+        return msgspec.json.decode(line, type=Outcome)
+
+
+def serve(run: Callable[[Job], Outcome]) -> None:
+    """Do jobs from standard input until it ends."""
+    # Whatever else prints must not mix with the answers.
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr
+    lines: Iterable[bytes] = sys.stdin.buffer
+    for line in lines:
+        outcome = run(msgspec.json.decode(line, type=Job))
+        answers.write(msgspec.json.encode(outcome) + b"\n")
+        answers.flush()
