@@ -6,12 +6,16 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from operator import attrgetter
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from embed_worker.admission import Admission, Cost
 from embed_worker.engine_group import EngineGroup
 from tensorway.errors import ResourceExhausted, TensorwayError, grpc_code
 from tensorway.metrics import LATENCY_BUCKETS
@@ -48,6 +52,13 @@ HELD = Gauge("embed_worker_queued", "Work accepted and not answered yet.", ["mod
 REJECTIONS = Counter(
     "embed_worker_rejections", "Requests refused for lack of room.", ["model", "reason"]
 )
+
+
+def show_held(model: str, admission: Admission) -> None:
+    """Show the work that is accepted and not answered yet, whenever metrics are read."""
+    for field in fields(Cost):
+        read = attrgetter(f"held.{field.name}")
+        HELD.labels(model, field.name).set_function(partial(read, admission))
 
 
 @contextmanager
