@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import groupby
 
-from tensorway.fleet import Launch
+from tensorway.launches import Launch
 from tensorway.lifeline import die_with_parent
 
 # Longer than the grace that services give calls in flight, so that they end by themselves.

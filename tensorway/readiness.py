@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tensorway.channels import Dialer
-from tensorway.fleet import Launch
+from tensorway.launches import Launch
 from tensorway.v1 import model_pb2, model_pb2_grpc
 
 POLL_SECONDS = 0.2

@@ -22,7 +22,8 @@ from tensorway.commands import stack
 from tensorway.commands.screen import Screen
 from tensorway.commands.up import stay, where
 from tensorway.flags import BadFlag, command, flag
-from tensorway.fleet import HOST, Fleet, Service, Workers
+from tensorway.fleet import Fleet, Service, Workers
+from tensorway.launches import HOST
 from tensorway.options import PORT, DialOptions
 from tensorway.v1 import embedding_pb2
 

@@ -15,7 +15,8 @@ from tensorway import processes, readiness
 from tensorway.channels import Dialer
 from tensorway.commands.screen import Screen
 from tensorway.flags import BadFlag
-from tensorway.fleet import HOST, Fleet, Service, plan, this_machine
+from tensorway.fleet import Fleet, Service
+from tensorway.launches import HOST, plan, this_machine
 from tensorway.options import DialOptions
 
 Work = Callable[[Screen], Awaitable[None]]

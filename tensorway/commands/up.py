@@ -13,7 +13,8 @@ from tensorway import fleet as fleets
 from tensorway.commands import stack
 from tensorway.commands.screen import Screen
 from tensorway.flags import BadFlag, command, flag
-from tensorway.fleet import HOST, Fleet, Workers
+from tensorway.fleet import Fleet, Workers
+from tensorway.launches import HOST
 from tensorway.options import PORT
 
 

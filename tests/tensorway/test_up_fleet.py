@@ -10,17 +10,8 @@ import pytest
 from tensorway.commands import stack, up
 from tensorway.commands.up import UpOptions
 from tensorway.flags import BadFlag
-from tensorway.fleet import (
-    Fleet,
-    Launch,
-    Machine,
-    Service,
-    Workers,
-    load,
-    plan,
-    share,
-    this_machine,
-)
+from tensorway.fleet import Fleet, Service, Workers, load
+from tensorway.launches import Launch, Machine, plan, share, this_machine
 
 FOUR_CORES = Machine(cores=(0, 1, 2, 3), gpus=())
 FILE = """
@@ -134,12 +125,39 @@ def test_gpus_are_shared_out() -> None:
     assert this_machine({"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
 
 
-def test_front_door_stops_first() -> None:
+HANDOFF = """
+[encoder]
+backend = "my.vision:Encoder"
+args = ["--backend-model", "vit"]
+
+[generator]
+model = "/models/llama"
+"""
+
+
+def test_encoder_and_generator_join_the_router(tmp_path: Path) -> None:
+    """A file may start an encoder and a generator, which find each other by the router."""
+    launches = by_name(load(fleet_file(tmp_path, HANDOFF)))
+    assert list(launches) == ["router", "generator", "encoder", "rest"]
+    router = "127.0.0.1:50051"
+    assert launches["generator"].argv[2:] == (
+        *("generator_service", "/models/llama", "--port", "50053", "--router", router),
+    )
+    assert launches["encoder"].argv[2:] == (
+        *("encoder_service", "--backend", "my.vision:Encoder", "--generator", router),
+        *("--backend-model", "vit", "--port", "50052", "--router", router),
+    )
+
+
+def test_front_door_stops_first(tmp_path: Path) -> None:
     """Nothing accepted is lost: shim, then encoder, then router, then what they lead to."""
-    fleet = Fleet((Workers("m"),), encoder=Service(1), generator=Service(2))
+    fleet = load(fleet_file(tmp_path, f"{HANDOFF}[[workers]]\nmodel = 'm'"))
     order = sorted(plan(fleet, FOUR_CORES), key=lambda launch: launch.stage)
     names = [launch.name for launch in order]
     assert names == ["rest", "encoder", "router", "worker-1", "generator"]
+    # Two engines, so each has half of the cores.
+    bound = [launch.env["VLLM_CPU_OMP_THREADS_BIND"] for launch in order[3:]]
+    assert bound == ["0,1", "2,3"]
 
 
 def test_command_line_is_the_workers_own() -> None:

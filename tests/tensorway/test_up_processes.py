@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorway.fleet import Launch
+from tensorway.launches import Launch
 from tensorway.processes import ProcessFailed, running
 
 # Says what it does to a file; ends on SIGTERM.
@@ -128,7 +128,7 @@ async def test_children_die_with_a_killed_parent() -> None:
     """Not even SIGKILL to the parent leaves a child behind."""
     parent = """
 import asyncio, sys
-from tensorway.fleet import Launch
+from tensorway.launches import Launch
 from tensorway.processes import running
 child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 async def main():
