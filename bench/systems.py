@@ -91,7 +91,7 @@ def smg(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
     more = ("--prometheus-port", str(metrics), "--model-path", plan.model)
     gateway = launcher.start("smg", (plan.smg, "launch", *flags, *more), _CPU)
     subjects = _encodings("smg", port, (gateway, server))[:1]
-    return Start(lambda: back.ready() and healthy(port), subjects)
+    return Start(partial(_lists_model, port), subjects)
 
 
 def dynamo(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
