@@ -51,9 +51,9 @@ def command(
 
     def decorate(function: Callable[..., None]) -> click.Command:
         def callback(**values: Any) -> None:
-            parsed = [build(group, values) for group in groups]
             extra = (tuple(click.get_current_context().args),) if extra_args else ()
             try:
+                parsed = [build(group, values) for group in groups]
                 function(*parsed, *extra)
             except BadFlag as error:
                 raise _Refused(str(error)) from error

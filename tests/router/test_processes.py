@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
+from click.testing import CliRunner
 
+from router.__main__ import main
 from tensorway.v1 import embedding_pb2_grpc
 from tests.router.conftest import Running, request, routing
 from tests.router.fakes import FakeWorker, running
@@ -114,3 +116,13 @@ async def test_a_follower_keeps_its_workers_while_the_leader_is_away() -> None:
 
             assert (await other.embed("x")).embeddings
             assert server.port
+
+
+def test_flags_that_contradict_each_other_stop_the_start() -> None:
+    """A follower cannot have followers; the message names both flags."""
+    result = CliRunner().invoke(main, ["--processes", "2", "--follow", "x:1"])
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: --processes and --follow: a router that follows is one process\n"
+    )
