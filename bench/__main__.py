@@ -13,7 +13,7 @@ import msgspec
 from bench import measure, report, systems
 from bench.jobs import Generator
 from bench.measure import Bench, Cell
-from bench.processes import Launcher
+from bench.processes import Launcher, leave_on_sigterm
 from bench.reference import Reference
 from bench.systems import Plan
 
@@ -89,6 +89,7 @@ def run(
     flags = ("--dtype", dtype, "--enforce-eager")
     plan = Plan(model or minilm(), flags, ours, variables, dynamo=dynamo, smg=smg)
     out.mkdir(parents=True, exist_ok=True)
+    leave_on_sigterm()
     with ExitStack() as stack:
         launcher = Launcher(stack, out)
         loads = [

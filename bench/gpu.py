@@ -70,6 +70,8 @@ class Way(NamedTuple):
 def main() -> None:
     """Start both sides, measure, print a table."""
     args = _arguments()
+    # Being told to end must stop what was started too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ExitStack() as stack:
         logs = Path(args.logs or stack.enter_context(tempfile.TemporaryDirectory()))
         logs.mkdir(parents=True, exist_ok=True)

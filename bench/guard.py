@@ -23,7 +23,7 @@ import msgspec
 
 from bench.clients import NAME, Client, GrpcClient
 from bench.gpu import HOST, free_port, make_texts, registered
-from bench.processes import Launcher, Process, cpu_seconds
+from bench.processes import Launcher, Process, cpu_seconds, leave_on_sigterm
 
 BASELINE = Path(__file__).with_name("baseline.json")
 # Requests of each batch size in a round, echoes in it, and how many of them are in flight.
@@ -150,6 +150,7 @@ def _rounded(values: Costs) -> Costs:
 @click.option("--echo", default=0, hidden=True)
 def main(runs: int, margin: float, echo: int) -> None:
     """Compare what prompts cost us with the recorded baseline, or record it."""
+    leave_on_sigterm()
     if echo:
         asyncio.run(_serve_echo(echo))
     elif runs:

@@ -95,6 +95,11 @@ class Launcher:
                 raise Ended(f"{process.name} ended with status {status}:\n{tail}")
 
 
+def leave_on_sigterm() -> None:
+    """Have SIGTERM end us by an exception, so that what was started is stopped."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def cpu_seconds(processes: Sequence[Process]) -> float:
     """User and system time of all of them until now."""
     return sum(map(_seconds, _members(processes)))
