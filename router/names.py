@@ -65,7 +65,7 @@ class Names:
         if not name:
             return InvalidArgument("model: missing", field="model")
         if name in self._aliases:
-            return Unavailable(f"model {name!r} has no live worker")
+            return Unavailable(f"model {name!r} has no live worker", reason="NO_WORKER")
         known = self.known()
         listed = ", ".join(map(repr, known[:_LISTED])) or "none"
         more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""

@@ -173,7 +173,7 @@ class Calls:
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
         self._arrived += not rules.open
         if self._expired or (self._closed and not rules.open):
-            raise errors.Unavailable(SHUTTING_DOWN)
+            raise errors.Unavailable(SHUTTING_DOWN, reason="SHUTTING_DOWN")
         if self._tokens and not rules.open:
             credentials.check_token(headers.get("authorization", ""), self._tokens)
 
@@ -190,7 +190,7 @@ class Calls:
         if context.time_remaining() == 0:
             return errors.DeadlineExceeded("the caller's deadline passed")
         if self._expired:
-            return errors.Unavailable(SHUTTING_DOWN)
+            return errors.Unavailable(SHUTTING_DOWN, reason="SHUTTING_DOWN")
         return errors.Cancelled("the call was cancelled")
 
 

@@ -146,7 +146,7 @@ class Pool(Generic[R]):
 
     def nobody(self) -> TensorwayError:
         """The error when no worker may be given work."""
-        return Unavailable(f"model {self.model!r} has no live worker")
+        return Unavailable(f"model {self.model!r} has no live worker", reason="NO_WORKER")
 
     def _failed(self, replica: R, error: retry.CallError, seconds: float) -> None:
         if not retry.is_fault(error, seconds):

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import grpc
 
 from tensorway.balance import Replica
 from tensorway.errors import (
-    STATUS_DETAILS,
     FailedPrecondition,
     TensorwayError,
     Unavailable,
     from_rpc_error,
 )
 
-# Reason of the Unavailable by which a worker says that its engine died.
-ENGINE_DEAD = "ENGINE_DEAD"
+# Reasons of an UNAVAILABLE that no request can be to blame for. Every other one may be an
+# engine that died of it.
+_BLAMELESS = frozenset({"SHUTTING_DOWN", "LOADING", "NO_WORKER"})
 
 # A call that ended by its deadline speaks against the worker only if it had this long.
 HUNG_SECONDS = 1.0
@@ -52,9 +51,9 @@ class Failure(Enum):
     UNREACHED = "unreached"
     """No connection: it never saw the request."""
     DECLINED = "declined"
-    """It answered that it cannot take the request."""
+    """It answered that it takes no requests."""
     LOST = "lost"
-    """It was gone before it answered."""
+    """It, or its engine, was gone before it answered."""
 
 
 def failure(error: CallError) -> Failure | None:
@@ -63,9 +62,8 @@ def failure(error: CallError) -> Failure | None:
         return Failure.LOST
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return None
-    trailing: Any = error.trailing_metadata() or ()
-    if (details := dict(trailing).get(STATUS_DETAILS)) is not None:
-        return Failure.LOST if ENGINE_DEAD.encode() in details else Failure.DECLINED
+    if from_rpc_error(error).reason in _BLAMELESS:
+        return Failure.DECLINED
     # gRPC has one code for a connection that failed and one that broke; its text
     # differs. Whatever is not surely unsent counts as lost.
     unsent = "failed to connect" in (error.details() or "").lower()

@@ -219,7 +219,7 @@ async def test_a_generator_that_declines_is_replaced_before_the_first_answer(
 ) -> None:
     """The first message is sent again; the rest goes only to the one that answers."""
     bad, good = FakeModel(), FakeModel()
-    bad.fails = Unavailable("not now")
+    bad.fails = Unavailable("not now", reason="LOADING")
     await add(router, bad, model_pb2.TASK_GENERATE, "t.a.e")
     await add(router, good, model_pb2.TASK_GENERATE, "t.b.e")
 
@@ -280,7 +280,7 @@ async def test_an_encoder_generates_too(router: Running) -> None:
 async def test_an_encoder_that_declines_is_replaced(router: Running) -> None:
     """Nothing was answered yet, so another one may."""
     bad, good = FakeModel(), FakeModel()
-    bad.fails = Unavailable("not now")
+    bad.fails = Unavailable("not now", reason="LOADING")
     await add(router, bad, model_pb2.TASK_ENCODE, "t.a.e")
     await add(router, good, model_pb2.TASK_ENCODE, "t.b.e")
     request = encoder_pb2.EncodeRequest(model="m", images=[{"data": b"1"}])

@@ -34,8 +34,8 @@ def rpc_error(
 
 UNREACHED = rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error")
 LOST = rpc_error(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-DECLINED = rpc_error(grpc.StatusCode.UNAVAILABLE, "no", Unavailable("shutting down"))
-ENGINE_DEAD = rpc_error(grpc.StatusCode.UNAVAILABLE, "no", Unavailable("x", reason="ENGINE_DEAD"))
+DECLINED = rpc_error(grpc.StatusCode.UNAVAILABLE, "no", Unavailable("no", reason="SHUTTING_DOWN"))
+ENGINE_DEAD = rpc_error(grpc.StatusCode.UNAVAILABLE, "no", Unavailable("the engine died"))
 
 
 def after(*outcomes: CallError, budget: Budget | None = None) -> int:
