@@ -27,7 +27,7 @@ from .upstream import Upstream
 
 def create_app(rest: RestOptions, dial: DialOptions) -> Starlette:
     """The application; it calls the router over one channel, opened when it starts."""
-    upstream = Upstream(rest.router, Dialer(dial), rest.timeout)
+    upstream = Upstream(rest.router, Dialer(dial), rest.timeout, rest.generate_timeout)
     admission = Admission(rest.max_concurrency, rest.max_body, rest.max_buffered)
 
     @asynccontextmanager
@@ -47,7 +47,7 @@ def create_app(rest: RestOptions, dial: DialOptions) -> Starlette:
 
 
 def _routes(rest: RestOptions, upstream: Upstream) -> list[Route]:
-    api = operations(upstream, strict=rest.strict)
+    api = operations(upstream, rest)
     description, probes = Description(api), Probes(upstream)
     return [
         *(Route(o.path, o.handler, methods=[o.method]) for o in api),

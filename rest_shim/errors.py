@@ -40,6 +40,17 @@ def to_domain(raised: BaseException) -> errors.TensorwayError:
             return errors.Internal("internal error")
 
 
+def to_body(error: errors.TensorwayError) -> dict[str, dict[str, str | None]]:
+    """The error in OpenAI's shape."""
+    field = "model" if isinstance(error, errors.NotFound) else error.field
+    return _body(
+        errors.http_status(error),
+        _in_json_terms(error.message),
+        _in_json_terms(field) or None,
+        error.reason.lower(),
+    )
+
+
 def to_response(error: errors.TensorwayError) -> Response:
     """The error as an HTTP answer."""
     status, headers = errors.http_status(error), {}
@@ -47,14 +58,7 @@ def to_response(error: errors.TensorwayError) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 0)))
     if isinstance(error, errors.Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    field = "model" if isinstance(error, errors.NotFound) else error.field
-    return _response(
-        status,
-        _in_json_terms(error.message),
-        _in_json_terms(field) or None,
-        error.reason.lower(),
-        headers,
-    )
+    return Response(orjson.dumps(to_body(error)), status, headers, media_type="application/json")
 
 
 async def on_http_exception(request: Request, raised: Exception) -> Response:
@@ -63,15 +67,15 @@ async def on_http_exception(request: Request, raised: Exception) -> Response:
     reason = HTTPStatus(raised.status_code).phrase
     message = f"{request.method} {request.url.path}: {reason.lower()}"
     code = reason.lower().replace(" ", "_")
-    return _response(raised.status_code, message, None, code, dict(raised.headers or {}))
+    body = orjson.dumps(_body(raised.status_code, message, None, code))
+    headers = dict(raised.headers or {})
+    return Response(body, raised.status_code, headers, media_type="application/json")
 
 
-def _response(
-    status: int, message: str, param: str | None, code: str, headers: dict[str, str]
-) -> Response:
-    error = {"message": message, "type": _kind(status), "param": param, "code": code}
-    body = orjson.dumps({"error": error})
-    return Response(body, status, headers, media_type="application/json")
+def _body(
+    status: int, message: str, param: str | None, code: str
+) -> dict[str, dict[str, str | None]]:
+    return {"error": {"message": message, "type": _kind(status), "param": param, "code": code}}
 
 
 def _kind(status: int) -> str:

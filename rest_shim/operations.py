@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import answers, schema
+from . import answers, chat, schema
+from .completions import Completions, Images
 from .embeddings import Embeddings
 from .models import Models
+from .options import RestOptions
 from .pooling import Pooling
+from .prompts import load
 from .scoring import Scoring
 from .upstream import Upstream
 
@@ -38,8 +41,11 @@ class Operation:
         return self.handler.__doc__ or ""
 
 
-def operations(upstream: Upstream, *, strict: bool) -> tuple[Operation, ...]:
-    """All of them; ``strict`` refuses fields that the API does not know."""
+def operations(upstream: Upstream, rest: RestOptions) -> tuple[Operation, ...]:
+    """All of them."""
+    strict = rest.strict
+    images = Images(rest.image_encoder, rest.image_token)
+    completions = Completions(upstream, load(rest.generator), images, strict=strict)
     embeddings = Embeddings(upstream, strict=strict)
     scoring = Scoring(upstream, strict=strict)
     pooling = Pooling(upstream, strict=strict)
@@ -54,6 +60,10 @@ def operations(upstream: Upstream, *, strict: bool) -> tuple[Operation, ...]:
             "/v1/classify", pooling.classify, answers.ClassificationList, schema.ClassifyRequest
         ),
         Operation("/v1/pooling", pooling.pool, answers.PooledList, schema.PoolingRequest),
+        Operation("/v1/chat/completions", completions.chat, answers.Chat, chat.ChatRequest),
+        Operation(
+            "/v1/completions", completions.complete, answers.Completion, chat.CompletionRequest
+        ),
         Operation("/v1/models", models.list, answers.ModelList),
         Operation("/v1/models/{model:path}", models.get, answers.Model),
     )

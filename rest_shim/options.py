@@ -31,6 +31,14 @@ class RestOptions:
         None, help="File of accepted bearer tokens, one a line; /v1 refuses calls without one."
     )
     timeout: float = flag(60.0, help="Deadline of a request in seconds.", type=_TIME)
+    generate_timeout: float = flag(
+        600.0, help="Deadline of a chat or completion in seconds.", type=_TIME
+    )
+    generator: tuple[str, ...] = flag(
+        (), help="Model to chat with, and the folder of its tokenizer: MODEL=FOLDER."
+    )
+    image_encoder: str | None = flag(None, help="Encoder's model for images in chats.")
+    image_token: str = flag("<image>", help="Token that stands for an image in prompts.")
     grace: int = flag(
         30, help="Seconds that requests in flight get to finish at shutdown.", type=_COUNT
     )

@@ -18,11 +18,14 @@ from tensorway.v1 import (
     common_pb2,
     embedding_pb2,
     embedding_pb2_grpc,
+    encoder_pb2,
+    generator_pb2,
     model_pb2,
     model_pb2_grpc,
     pooling_pb2,
     pooling_pb2_grpc,
 )
+from tests.rest_shim.fake_generator import FakeGenerator
 
 VOCAB = 1000
 MODEL = "org/fake-embed"
@@ -49,6 +52,7 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
     """Every Embed ends with this code, as a server without our details would end it."""
     seconds: float = 0.0
     """How long an Embed takes."""
+    generator: FakeGenerator = field(default_factory=FakeGenerator)
     packed: bytes = b""
     """The bytes of every vector in another element type."""
     break_stream_after: int | None = None
@@ -109,16 +113,20 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
         _check_model(request.model)
         return model_pb2.GetModelResponse(model=_model(self.width))
 
-    def services(self) -> tuple[Service, Service, Service]:
+    def services(self) -> tuple[Service, ...]:
         """The services, to be given to a server."""
         pooling = pooling_pb2.DESCRIPTOR.services_by_name["PoolingService"]
         embed = (embedding_pb2.EmbedRequest.FromString, wire.EmbedResponse.SerializeToString)
         embedding = embedding_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
         model = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+        generator = generator_pb2.DESCRIPTOR.services_by_name["GeneratorService"]
+        encoder = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"]
         return (
             Service(embedding, self, codecs={"Embed": embed}),
             Service(model, self),
             Service(pooling, FakePooling()),
+            Service(generator, self.generator),
+            Service(encoder, self.generator),
         )
 
     def _answer(self, request: embedding_pb2.EmbedRequest) -> Any:
@@ -176,7 +184,7 @@ class FakePooling(pooling_pb2_grpc.PoolingServiceServicer):
 
 
 def _check_model(name: str) -> None:
-    if name not in (MODEL, ALIAS):
+    if name not in (MODEL, ALIAS, "g"):
         raise errors.NotFound(f"model: {name!r} is not served; known: {MODEL}, {ALIAS}")
 
 

@@ -1,0 +1,137 @@
+"""Bodies of /v1/chat/completions and /v1/completions, and what they ask of a generator."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tensorway.errors import FailedPrecondition, InvalidArgument
+from tensorway.v1 import generator_pb2, handoff_pb2
+
+from .schema import Model, User
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+
+
+class Generation(msgspec.Struct, kw_only=True):
+    """What both bodies share; names and meanings are OpenAI's and vLLM's."""
+
+    model: Model
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: float | None = None
+    min_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Count] | None = None
+    ignore_eos: bool | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    n: int | None = None
+    logprobs: bool | int | None = None
+    user: User = None
+
+
+class TextPart(msgspec.Struct, tag="text"):
+    """A piece of text in a message."""
+
+    text: str
+
+
+class ImageUrl(msgspec.Struct):
+    """Where an image is: a `data:` URL, or one that the encoder service may fetch."""
+
+    url: str
+
+
+class ImagePart(msgspec.Struct, tag="image_url"):
+    """An image in a message."""
+
+    image_url: ImageUrl
+
+
+class Message(msgspec.Struct):
+    """One turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart] | None = None
+
+
+class ChatRequest(Generation, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: Count | None = None
+    tools: Any = None
+
+
+class CompletionRequest(Generation, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[int]
+
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos"),
+    *("seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+
+
+def to_sampling(body: Generation, max_tokens: int | None) -> generator_pb2.SamplingParams:
+    """The options of sampling; those that would be ignored are refused."""
+    if body.n not in (None, 1):
+        raise InvalidArgument(f"n: expected 1, got {body.n}", field="n")
+    if body.logprobs:
+        raise InvalidArgument("logprobs: are not offered here", field="logprobs")
+    return generator_pb2.SamplingParams(
+        **{name: getattr(body, name) for name in _SAMPLING},
+        max_tokens=max_tokens,
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+    )
+
+
+def flatten(
+    messages: list[Message], image_token: str
+) -> tuple[list[dict[str, str]], list[handoff_pb2.ImageInput]]:
+    """The messages as text, with a placeholder in the place of each image; and the images.
+
+    Raises InvalidArgument for a placeholder that the caller wrote, which would take the
+    place of an image.
+    """
+    flat, images = [], []
+    for index, message in enumerate(messages):
+        parts = message.content or []
+        pieces = []
+        for part in [TextPart(parts)] if isinstance(parts, str) else parts:
+            if isinstance(part, ImagePart):
+                images.append(handoff_pb2.ImageInput(url=part.image_url.url))
+                pieces.append(image_token)
+            elif image_token and image_token in part.text:
+                field = f"messages[{index}].content"
+                raise InvalidArgument(f"{field}: {image_token!r} stands for images", field=field)
+            else:
+                pieces.append(part.text)
+        flat.append({"role": message.role, "content": "".join(pieces)})
+    return flat, images
+
+
+def check_chat(body: ChatRequest, images: int, encoder: str | None) -> None:
+    """Raise for what this shim cannot do."""
+    if body.tools:
+        raise InvalidArgument("tools: are not offered here", field="tools")
+    if not body.messages:
+        raise InvalidArgument("messages: expected at least one, got none", field="messages")
+    if images and not encoder:
+        raise FailedPrecondition("messages: images are not offered here (--image-encoder)")
