@@ -159,7 +159,7 @@ class EncoderItem(_message.Message):
     modality: Global___Modality.ValueType
     """What it was made from."""
     digest: _builtins.bytes
-    """SHA-256 of the item's rows as they are sent; 32 bytes."""
+    """BLAKE3 of the item's rows as they are sent; 32 bytes."""
     def __init__(
         self,
         *,

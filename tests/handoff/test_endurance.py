@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from collections.abc import AsyncIterator, Iterable
@@ -59,10 +60,7 @@ def edited(**fields: Any) -> list[Any]:
     messages = request()
     result = messages[0].start.encoder_result
     for name, value in fields.items():
-        if name in ("shape", "element_type"):
-            part = result.features
-        else:
-            part = result
+        part = result.features if name in ("shape", "element_type") else result
         if isinstance(value, list):
             del getattr(part, name)[:]
             getattr(part, name).extend(value)
@@ -114,7 +112,7 @@ async def test_malformed_payloads_leave_the_engine_serving(
     generator: Service, messages: list[Any]
 ) -> None:
     """INVALID_ARGUMENT for the caller, and nothing happened to the engine."""
-    with pytest.raises(grpc.aio.AioRpcError, match="expected|not a valid|no message") as raised:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"expected|not a valid|no message") as raised:
         await generator.generate(messages)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await works(generator)
@@ -303,7 +301,7 @@ async def test_an_encoder_killed_midway_is_a_lost_caller(
     await call.read()
     encoder.process.send_signal(signal.SIGKILL)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        [_ async for _ in call]
+        await to_the_end(call)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     await generator.idle(2)
 
@@ -320,20 +318,20 @@ async def test_a_dead_engine_ends_the_service(launcher: Launcher, smollm2) -> No
     call = generator.generator.Generate(iter(request_messages(tokens=200)))
     await call.read()
     (engine,) = [pid for pid in generator.children() if name_of(pid).startswith("VLLM::Engine")]
-    await asyncio.to_thread(_kill, engine)
+    os.kill(engine, signal.SIGKILL)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        [_ async for _ in call]
+        await to_the_end(call)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert await asyncio.wait_for(generator.process.wait(), 20) == 1
+
+
+async def to_the_end(call: Any) -> None:
+    """Read until nothing more comes."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
 
 
 def name_of(pid: int) -> str:
     """A process's own title."""
     with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
         return file.read().replace(b"\0", b" ").decode()
-
-
-def _kill(pid: int) -> None:
-    import os
-
-    os.kill(pid, signal.SIGKILL)

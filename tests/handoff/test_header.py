@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from tensorway.errors import InvalidArgument
 from tensorway.handoff import header
@@ -42,7 +42,7 @@ def test_version_1_says_who_made_it_and_what_each_item_is(make, accepts, identit
     written = header.write(features, 1, identity)
     layout = header.read(written, accepts)
     assert layout.digests == tuple(
-        hashlib.sha256(part.tobytes()).digest() for part in (features.rows[:2], features.rows[2:])
+        blake3(part.tobytes()).digest() for part in (features.rows[:2], features.rows[2:])
     )
     assert layout.modalities == (handoff_pb2.MODALITY_IMAGE,) * 2
     assert written.encoder == identity
