@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -20,12 +22,20 @@ class Limit:
         self._flag = flag
         self._tokens = tokens
 
+    def fits(self, key: str, work: float) -> bool:
+        """Whether so many tokens of the key's share are there."""
+        return not self._tokens or self._held.get(key, 0.0) + work <= self._tokens
+
     def take(self, key: str, work: float) -> None:
         """Take so many tokens of the key's share; refuses at once when they are not there."""
         held = self._held.get(key, 0.0)
-        if self._tokens and held + work > self._tokens:
+        if not self.fits(key, work):
             self._refuse(held, work)
         self._held[key] = held + work
+
+    def holds(self, key: str) -> bool:
+        """Whether any tokens of the key's share are taken."""
+        return key in self._held
 
     def give(self, key: str, work: float) -> None:
         """Give them back."""
@@ -49,6 +59,7 @@ class Admission:
     def __init__(self, model_limit: float, caller_limit: float) -> None:
         self.models = Limit("--model-limit", model_limit)
         self.callers = Limit("--caller-limit", caller_limit)
+        self._freed = asyncio.Event()
 
     def take(self, model: str, caller: str, work: float) -> None:
         """Take so many tokens for a model and a caller, or neither."""
@@ -63,6 +74,19 @@ class Admission:
         """Give them back."""
         self.models.give(model, work)
         self.callers.give(caller, work)
+        self._freed.set()
+
+    async def room(self, model: str, caller: str, work: float, seconds: float) -> None:
+        """Wait until that much would be let in, or so many seconds, or until it is idle."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._busy(model, caller, work):
+                    self._freed.clear()
+                    await self._freed.wait()
+
+    def _busy(self, model: str, caller: str, work: float) -> bool:
+        fits = self.models.fits(model, work) and self.callers.fits(caller, work)
+        return not fits and self.models.holds(model)
 
 
 def caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:

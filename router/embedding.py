@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -38,7 +39,10 @@ class EmbeddingService:
 
         async def embed(request: Any, data: bytes) -> bytes:
             left = min(seconds(context, self._timeout), self._timeout)
-            return await self._embed(request, data, context, left)
+            deadline = time.monotonic() + left
+            # A stream is held back where a single call is refused.
+            await self._front.room(request.model, envelope.work(request, len(data)), context, left)
+            return await self._embed(request, data, context, deadline - time.monotonic())
 
         answer = partial(bulk.answer, embed, set[str]())
         async for result in answer_each(requests, answer, self._window):

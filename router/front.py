@@ -82,6 +82,11 @@ class Front:
                 pool.counts.in_flight -= 1
                 self.admission.give(pool.model, who, work)
 
+    async def room(self, model: str, work: float, context: Context, seconds: float) -> None:
+        """Wait until a request of so many tokens would be let in, at most so many seconds."""
+        name = self.names.pool(model).model
+        await self.admission.room(name, caller(context), work, seconds)
+
 
 def seconds(context: Context, default: float) -> float:
     """Seconds until the caller's deadline, or the default when they set none."""

@@ -37,9 +37,9 @@ class ModelService:
         request: model_pb2.GetModelRequest,
         context: Context,  # noqa: ARG002
     ) -> model_pb2.GetModelResponse:
-        """One model, by name or alias."""
-        pool = self._names.pool(request.model)
-        return model_pb2.GetModelResponse(model=self._model(pool.model))
+        """One model, by name or alias; the likeliest one of an alias of several."""
+        models = self._names.models(request.model) or [self._names.pool(request.model).model]
+        return model_pb2.GetModelResponse(model=self._model(models[0]))
 
     async def ListWorkers(
         self,
@@ -55,9 +55,14 @@ class ModelService:
         context: Context,  # noqa: ARG002
     ) -> AsyncIterator[model_pb2.WatchWorkersResponse]:
         """The workers now, and again whenever they change."""
+        sent: model_pb2.WatchWorkersResponse | None = None
         while True:
             changed = self._fleet.changed
-            yield model_pb2.WatchWorkersResponse(workers=self._workers(request.model))
+            now = model_pb2.WatchWorkersResponse(workers=self._workers(request.model))
+            # A change of another model's workers is none of these.
+            if now != sent:
+                yield now
+            sent = now
             await changed.wait()
 
     def _model(self, name: str) -> model_pb2.Model:
@@ -70,5 +75,7 @@ class ModelService:
         return model
 
     def _workers(self, name: str) -> list[model_pb2.Worker]:
-        model = self._names.pool(name).model if name else ""
-        return [worker.describe(self._direct) for worker in self._fleet.workers(model)]
+        models = self._names.models(name) if name else [""]
+        workers = [worker for model in models for worker in self._fleet.workers(model)]
+        workers.sort(key=lambda worker: worker.place)
+        return [worker.describe(self._direct) for worker in workers]

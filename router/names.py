@@ -46,6 +46,13 @@ class Names:
         owners = (model.name for model in self._fleet.models.values() if name in model.aliases)
         return next(owners, name)
 
+    def models(self, name: str) -> list[str]:
+        """The registered models that a name may stand for, the likeliest first."""
+        if (targets := self._aliases.get(name)) is None:
+            return [self.pool(name).model]
+        found = [model for model in targets if model in self._fleet.pools]
+        return sorted(found, key=lambda model: targets[model], reverse=True)
+
     def aliases(self, model: str) -> list[str]:
         """The configured names that may lead to a model."""
         return sorted(alias for alias, targets in self._aliases.items() if model in targets)

@@ -103,3 +103,26 @@ async def test_a_big_request_of_a_stream_is_scattered(router: Running) -> None:
     vectors = [list(one.values) for one in answers["a"].response.embeddings]
     assert vectors == [vector(str(number)) for number in range(64)]
     assert all(len(worker.requests) == 1 for worker in workers)
+
+
+async def test_a_stream_waits_where_a_call_would_be_refused() -> None:
+    """Over the limit of work in flight nothing of a stream is lost or refused."""
+    async with routing(caller_limit=100) as router:
+        worker = await router.add()
+        worker.delay = 0.01
+
+        answers = await exchange(router, *(item(str(i), "a" * 40) for i in range(40)))
+
+    assert all(answer.HasField("response") for answer in answers.values())
+    assert len(answers) == len(worker.requests) == 40
+
+
+async def test_a_request_of_a_stream_that_never_fits_is_refused() -> None:
+    """It is told so, instead of waiting for ever."""
+    async with routing(caller_limit=100) as router:
+        await router.add()
+
+        answers = await exchange(router, item("a", "a" * 1000), item("b", "x"))
+
+    assert answers["a"].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert answers["b"].HasField("response")

@@ -113,6 +113,32 @@ async def test_workers_are_watched_as_they_come_drain_and_go(router: Running) ->
     watch.cancel()
 
 
+async def test_an_alias_of_several_models_shows_the_workers_of_all() -> None:
+    """Its model is the likeliest one."""
+    async with routing(Config(aliases={"name": {"a": 1, "b": 9}})) as router:
+        for model in "ab":
+            await router.add(FakeWorker(model), endpoint=f"t.{model}.e")
+
+        listed = await router.models.ListWorkers(model_pb2.ListWorkersRequest(model="name"))
+        one = await router.models.GetModel(model_pb2.GetModelRequest(model="name"))
+
+    assert sorted(worker.model.name for worker in listed.workers) == ["a", "b"]
+    assert one.model.name == "b"
+
+
+async def test_a_watch_of_one_model_is_silent_about_others(router: Running) -> None:
+    """Each message is a change."""
+    await router.add(FakeWorker("a"), endpoint="t.a.e")
+    watch = router.models.WatchWorkers(model_pb2.WatchWorkersRequest(model="a"))
+    assert len((await watch.read()).workers) == 1
+
+    await router.add(FakeWorker("b"), endpoint="t.b.e")
+    await router.add(FakeWorker("a"), endpoint="t.a2.e")
+
+    assert len((await watch.read()).workers) == 2
+    watch.cancel()
+
+
 async def test_without_direct_mode_no_address_is_told() -> None:
     """Clients that must not pass the router by do not learn where workers are."""
     async with routing(direct=False) as router:
