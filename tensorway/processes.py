@@ -17,6 +17,8 @@ from tensorway.lifeline import die_with_parent
 # Longer than the grace that services give calls in flight, so that they end by themselves.
 STOP_SECONDS = 45.0
 TAIL_LINES = 20
+# vLLM tells every detail of its start at its default level, INFO.
+DEFAULTS = {"PYTHONUNBUFFERED": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 _LINE_BYTES = 64 * 1024
 
 Show = Callable[[str, str], None]
@@ -83,7 +85,7 @@ class Processes:
         """Start one more. It dies with us even if we are killed."""
         child = await asyncio.create_subprocess_exec(
             *launch.argv,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **launch.env},
+            env={**DEFAULTS, **os.environ, **launch.env},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

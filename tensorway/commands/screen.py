@@ -25,8 +25,8 @@ class Screen:
         self.quiet = quiet
 
     def line(self, name: str, line: str) -> None:
-        """Show a line that a process printed, unless quiet."""
-        if not self.quiet:
+        """Show a line that a process printed, unless quiet or blank."""
+        if line.strip() and not self.quiet:
             self.console.print(self.prefixed(name, line))
 
     def prefixed(self, name: str, line: str) -> Text:

@@ -12,7 +12,8 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 SHOWN = {
@@ -57,3 +58,10 @@ def test_python(minilm, program: str) -> None:
     """Both Python programs print two vectors of 384 numbers."""
     shown = run(minilm, sys.executable, "-W", "error", "-c", program)
     assert shown.startswith("2 384 [-0.034")
+
+
+def test_links_lead_somewhere() -> None:
+    """Every link into the repository names a file or folder that is there."""
+    links = re.findall(r"\]\((?!http)([^)]+)\)", README)
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]
