@@ -72,7 +72,10 @@ def _handoff(launch: Launch) -> ExternalEncoderHandoff:
 
 
 async def _load(handoff: ExternalEncoderHandoff, launch: Launch) -> ExternalEncoderHandoff:
-    await handoff.load(launch.encoder.backend_model, launch.options.name)
+    try:
+        await handoff.load(launch.encoder.backend_model, launch.options.name)
+    except ValueError as error:
+        raise BadFlag(f"--backend-model: {error}") from error
     return handoff
 
 

@@ -88,7 +88,10 @@ async def _load_encoder(launch: Launch, engines: AsyncExitStack) -> Encoder | No
         raise BadFlag(f"--backend: {error}") from error
     encoder = Encoder(backend, launch.encoder, launch.images)
     await engines.enter_async_context(encoder)
-    await encoder.load(launch.encoder.backend_model)
+    try:
+        await encoder.load(launch.encoder.backend_model)
+    except ValueError as error:
+        raise BadFlag(f"--backend-model: {error}") from error
     return encoder
 
 
