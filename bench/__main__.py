@@ -96,6 +96,8 @@ def run(
             Generator(launcher.python(f"load{number}", "bench.load", piped=True).child)
             for number in range(generators)
         ]
+        for generator in loads:
+            launcher.wait_for("a load generator", generator.ready)
         subjects = systems.start(names.split(","), launcher, stack, plan)
         subjects = [s for s in subjects if not only or s.name in only.split(",")]
         bench = Bench(loads, Reference(plan.model), words=words, seconds=seconds)

@@ -52,7 +52,7 @@ def synchronous(flags: Sequence[str]) -> Run:
     """``LLMEngine`` and its step loop."""
     from embed_worker.vllm_engine import VllmEngine
 
-    engine, encode = VllmEngine(flags), _encoder(flags[0])
+    engine, encode = VllmEngine(flags, 1), _encoder(flags[0])
     return lambda job: _Steps(engine, _requests(job, encode)).run(job)
 
 

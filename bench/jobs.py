@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -57,19 +58,32 @@ class Generator:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
+    def ready(self) -> bool:
+        """Whether it takes jobs; not asked again once it does."""
+        readable, _, _ = select.select([self._process.stdout], [], [], 0)
+        return bool(readable and self._line())
+
     def give(self, job: Job) -> None:
         """Have it start; one job at a time."""
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
 
     def outcome(self) -> Outcome:
         """Wait for the job that was given."""
+        return msgspec.json.decode(self._line(), type=Outcome)
+
+    def _line(self) -> bytes:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a load generator ended with status {self._process.wait()}")
-        return msgspec.json.decode(line, type=Outcome)
+        if line := self._process.stdout.readline():
+            return line
+        raise self._ended()
+
+    def _ended(self) -> RuntimeError:
+        return RuntimeError(f"a load generator ended with status {self._process.wait()}")
 
 
 def serve(run: Callable[[Job], Outcome]) -> None:
@@ -77,6 +91,8 @@ def serve(run: Callable[[Job], Outcome]) -> None:
     # Whatever else prints must not mix with the answers.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     lines: Iterable[bytes] = sys.stdin.buffer
+    answers.write(b"ready\n")
+    answers.flush()
     for line in lines:
         outcome = run(msgspec.json.decode(line, type=Job))
         answers.write(msgspec.json.encode(outcome) + b"\n")

@@ -111,8 +111,8 @@ def engine(launcher: Launcher, stack: ExitStack, plan: Plan, *, kind: str) -> St
     flags = (kind, plan.model, *plan.flags)
     env = {**_CPU, **(plan.env if kind == "llm" else _stand_in(stack))}
     process = launcher.python(kind, "bench.floor", *flags, piped=True, env=env)
-    subject = Subject(kind, Target("engine"), (process,), Generator(process.child))
-    return Start(lambda: True, [subject])
+    generator = Generator(process.child)
+    return Start(generator.ready, [Subject(kind, Target("engine"), (process,), generator)])
 
 
 SYSTEMS: dict[str, Callable[[Launcher, ExitStack, Plan], Start]] = {
