@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -16,7 +17,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -55,8 +56,18 @@ async def show(_request: Request) -> Response:
 
 def registry() -> CollectorRegistry:
     """Where the numbers are: in this process, or in files of all of them."""
-    if _SHARED_FOLDER not in os.environ:
+    if (folder := os.environ.get(_SHARED_FOLDER)) is None:
         return REGISTRY
+    for file in Path(folder).glob("gauge_live*.db"):
+        _forget_dead(int(file.stem.rpartition("_")[2]))
     together = CollectorRegistry()
     MultiProcessCollector(together)  # type: ignore[no-untyped-call]
     return together
+
+
+def _forget_dead(pid: int) -> None:
+    # What a killed process had in flight would be counted for ever.
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        mark_process_dead(pid)  # type: ignore[no-untyped-call]

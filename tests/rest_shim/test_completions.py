@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rest_shim.options import RestOptions
 from tensorway import errors
-from tests.rest_shim.conftest import Shim, Shims
+from tests.rest_shim.conftest import Shim, Shims, start_shim
+from tests.rest_shim.fake_generator import FakeGenerator
 
 WORDS = ("<s>", "</s>", "<image>", "user", "assistant", "system", ":", "hello", "there", "what")
 IDS = {word: index for index, word in enumerate(WORDS)}
@@ -40,79 +41,92 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@asynccontextmanager
-async def chatting(
-    shims: Shims, folder: Path, **options: Any
-) -> AsyncIterator[tuple[Shim, openai.AsyncOpenAI]]:
+@dataclass
+class Chat:
     """A shim that serves the generator ``g``, and the official client of it."""
-    rest = RestOptions(generator=(f"g={folder}",), image_encoder="e", **options)
-    async with shims(rest) as shim:
+
+    shim: Shim
+    client: openai.AsyncOpenAI
+
+
+@pytest.fixture(scope="module")
+async def one_chat(folder: Path) -> AsyncIterator[Chat]:
+    """A shim that lasts as long as these tests."""
+    rest = RestOptions(generator=(f"g={folder}",), image_encoder="e")
+    async with start_shim(rest) as shim:
         url = f"{shim.url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            yield shim, client
+            yield Chat(shim, client)
 
 
-async def test_chat_is_rendered_by_the_models_template(shims: Shims, folder: Path):
+@pytest.fixture
+def chat(one_chat: Chat) -> Chat:
+    """The same, with a generator that has forgotten everything."""
+    vars(one_chat.shim.router.generator).update(vars(FakeGenerator()))
+    return one_chat
+
+
+async def test_chat_is_rendered_by_the_models_template(chat: Chat):
     """The prompt is the template's, and the answer is whole, with its cost."""
-    async with chatting(shims, folder) as (shim, client):
-        answer = await client.chat.completions.create(model="g", messages=HELLO, temperature=0)
-        start = shim.router.generator.requests[0]
-        assert list(start.prompt_token_ids) == [IDS[word] for word in PROMPT]
-        assert start.return_text
-        choice = answer.choices[0]
-        assert choice.message.content == "".join(f"<{IDS[word]}>" for word in PROMPT)
-        assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
-        usage = answer.usage
-        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (7, 7, 14)
-        assert answer.model == "g"
+    shim, client = chat.shim, chat.client
+    answer = await client.chat.completions.create(model="g", messages=HELLO, temperature=0)
+    start = shim.router.generator.requests[0]
+    assert list(start.prompt_token_ids) == [IDS[word] for word in PROMPT]
+    assert start.return_text
+    choice = answer.choices[0]
+    assert choice.message.content == "".join(f"<{IDS[word]}>" for word in PROMPT)
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (7, 7, 14)
+    assert answer.model == "g"
 
 
-async def test_chat_streams_events(shims: Shims, folder: Path):
+async def test_chat_streams_events(chat: Chat):
     """Pieces come one by one, the role once, the cost last."""
-    async with chatting(shims, folder) as (_, client):
-        stream = await client.chat.completions.create(
-            model="g", messages=HELLO, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-        deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
-        assert [delta.content for delta in deltas] == [f"<{IDS[word]}>" for word in PROMPT]
-        assert [delta.role for delta in deltas] == ["assistant"] + [None] * 6
-        assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * 6 + ["stop"]
-        assert chunks[-1].choices == []
-        assert chunks[-1].usage.total_tokens == 14
-        assert len({chunk.id for chunk in chunks}) == 1
+    client = chat.client
+    stream = await client.chat.completions.create(
+        model="g", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
+    assert [delta.content for delta in deltas] == [f"<{IDS[word]}>" for word in PROMPT]
+    assert [delta.role for delta in deltas] == ["assistant"] + [None] * 6
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * 6 + ["stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == 14
+    assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_completions_of_text_and_of_ids(shims: Shims, folder: Path):
+async def test_completions_of_text_and_of_ids(chat: Chat):
     """A text is tokenised, ids are used as given; both may be streamed."""
-    async with chatting(shims, folder) as (shim, client):
-        for prompt in ("hello there", [IDS["hello"], IDS["there"]]):
-            answer = await client.completions.create(model="g", prompt=prompt)
-            assert answer.choices[0].text == "<7><8>"
-            stream = await client.completions.create(model="g", prompt=prompt, stream=True)
-            assert [chunk.choices[0].text async for chunk in stream] == ["<7>", "<8>"]
-        assert shim.router.generator.requests[0].sampling_params.max_tokens == 16
+    shim, client = chat.shim, chat.client
+    for prompt in ("hello there", [IDS["hello"], IDS["there"]]):
+        answer = await client.completions.create(model="g", prompt=prompt)
+        assert answer.choices[0].text == "<7><8>"
+        stream = await client.completions.create(model="g", prompt=prompt, stream=True)
+        assert [chunk.choices[0].text async for chunk in stream] == ["<7>", "<8>"]
+    assert shim.router.generator.requests[0].sampling_params.max_tokens == 16
 
 
-async def test_sampling_options_are_passed_on(shims: Shims, folder: Path):
+async def test_sampling_options_are_passed_on(chat: Chat):
     """What is given arrives, what is left out stays absent."""
-    async with chatting(shims, folder) as (shim, client):
-        await client.chat.completions.create(
-            model="g",
-            messages=HELLO,
-            max_completion_tokens=5,
-            seed=7,
-            stop="x",
-            top_p=0.5,
-            extra_body={"top_k": 3, "ignore_eos": False},
-        )
-        params = shim.router.generator.requests[0].sampling_params
-        assert (params.max_tokens, params.seed, list(params.stop)) == (5, 7, ["x"])
-        assert (params.top_p, params.top_k) == (0.5, 3)
-        assert not params.HasField("temperature")
-        await client.chat.completions.create(model="g", messages=HELLO)
-        params = shim.router.generator.requests[1].sampling_params
-        assert params.max_tokens == 512 - len(PROMPT)
+    shim, client = chat.shim, chat.client
+    await client.chat.completions.create(
+        model="g",
+        messages=HELLO,
+        max_completion_tokens=5,
+        seed=7,
+        stop="x",
+        top_p=0.5,
+        extra_body={"top_k": 3, "ignore_eos": False},
+    )
+    params = shim.router.generator.requests[0].sampling_params
+    assert (params.max_tokens, params.seed, list(params.stop)) == (5, 7, ["x"])
+    assert (params.top_p, params.top_k) == (0.5, 3)
+    assert not params.HasField("temperature")
+    await client.chat.completions.create(model="g", messages=HELLO)
+    params = shim.router.generator.requests[1].sampling_params
+    assert params.max_tokens == 512 - len(PROMPT)
 
 
 def with_image(text: str) -> list[dict[str, Any]]:
@@ -121,15 +135,15 @@ def with_image(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
 
 
-async def test_images_go_through_the_encoder(shims: Shims, folder: Path):
+async def test_images_go_through_the_encoder(chat: Chat):
     """An image is one placeholder in the prompt, and its URL goes to the encoder."""
-    async with chatting(shims, folder) as (shim, client):
-        await client.chat.completions.create(model="g", messages=with_image(" what"))
-        request = shim.router.generator.requests[0]
-        assert (request.model, request.target_model) == ("e", "g")
-        words = ["user", ":", "<image>", "what", "</s>", "assistant", ":"]
-        assert list(request.prompt_token_ids) == [IDS[word] for word in words]
-        assert [image.url for image in request.images] == ["data:image/png;base64,AAAA"]
+    shim, client = chat.shim, chat.client
+    await client.chat.completions.create(model="g", messages=with_image(" what"))
+    request = shim.router.generator.requests[0]
+    assert (request.model, request.target_model) == ("e", "g")
+    words = ["user", ":", "<image>", "what", "</s>", "assistant", ":"]
+    assert list(request.prompt_token_ids) == [IDS[word] for word in words]
+    assert [image.url for image in request.images] == ["data:image/png;base64,AAAA"]
 
 
 @pytest.mark.parametrize(
@@ -147,56 +161,56 @@ async def test_images_go_through_the_encoder(shims: Shims, folder: Path):
         ({"messages": HELLO, "temperature": "hot"}, "temperature"),
     ],
 )
-async def test_bad_chats_are_named(shims: Shims, folder: Path, body: Any, param: str):
+async def test_bad_chats_are_named(chat: Chat, body: Any, param: str):
     """Status 400 with the field; nothing reaches the generator."""
-    async with chatting(shims, folder) as (shim, _):
-        answer = await shim.http.post("/v1/chat/completions", json={"model": "g", **body})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-        assert shim.router.generator.requests == []
+    shim = chat.shim
+    answer = await shim.http.post("/v1/chat/completions", json={"model": "g", **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert shim.router.generator.requests == []
 
 
-async def test_unknown_generator_is_not_found(shims: Shims, folder: Path):
+async def test_unknown_generator_is_not_found(chat: Chat):
     """A model without a tokenizer here is 404, with the known ones."""
-    async with chatting(shims, folder) as (_, client):
-        with pytest.raises(openai.NotFoundError, match="'g'"):
-            await client.chat.completions.create(model="other", messages=HELLO)
+    client = chat.client
+    with pytest.raises(openai.NotFoundError, match="'g'"):
+        await client.chat.completions.create(model="other", messages=HELLO)
 
 
-async def test_error_before_the_first_token_is_a_status(shims: Shims, folder: Path):
+async def test_error_before_the_first_token_is_a_status(chat: Chat):
     """A refused generation is no stream, also when a stream was asked for."""
-    async with chatting(shims, folder) as (shim, client):
-        shim.router.generator.error = errors.ResourceExhausted("busy")
-        for stream in (False, True):
-            with pytest.raises(openai.RateLimitError):
-                await client.chat.completions.create(model="g", messages=HELLO, stream=stream)
+    shim, client = chat.shim, chat.client
+    shim.router.generator.error = errors.ResourceExhausted("busy")
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError):
+            await client.chat.completions.create(model="g", messages=HELLO, stream=stream)
 
 
-async def test_error_on_the_way_is_the_last_event(shims: Shims, folder: Path):
+async def test_error_on_the_way_is_the_last_event(chat: Chat):
     """A generation that breaks says so, and never looks finished."""
-    async with chatting(shims, folder) as (shim, client):
-        generator = shim.router.generator
-        generator.error, generator.error_after = errors.Unavailable("lost"), 2
-        stream = await client.chat.completions.create(model="g", messages=HELLO, stream=True)
-        got = [(await anext(stream)).choices[0] for _ in range(2)]
-        with pytest.raises(openai.APIError, match="lost"):
-            await anext(stream)
-        assert all(choice.finish_reason is None for choice in got)
-        body = {"model": "g", "messages": HELLO, "stream": True}
-        text = (await shim.http.post("/v1/chat/completions", json=body)).text
-        assert "[DONE]" not in text
+    shim, client = chat.shim, chat.client
+    generator = shim.router.generator
+    generator.error, generator.error_after = errors.Unavailable("lost"), 2
+    stream = await client.chat.completions.create(model="g", messages=HELLO, stream=True)
+    got = [(await anext(stream)).choices[0] for _ in range(2)]
+    with pytest.raises(openai.APIError, match="lost"):
+        await anext(stream)
+    assert all(choice.finish_reason is None for choice in got)
+    body = {"model": "g", "messages": HELLO, "stream": True}
+    text = (await shim.http.post("/v1/chat/completions", json=body)).text
+    assert "[DONE]" not in text
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_disconnect_cancels_the_generation(shims: Shims, folder: Path, stream: bool):
+async def test_disconnect_cancels_the_generation(chat: Chat, stream: bool):
     """When the client leaves, so does the work."""
-    async with chatting(shims, folder) as (shim, _):
-        shim.router.generator.endless = True
-        body = {"model": "g", "messages": HELLO, "stream": stream}
-        asked = asyncio.create_task(shim.http.post("/v1/chat/completions", json=body))
-        while not shim.router.generator.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        asked.cancel()
-        await asyncio.wait_for(shim.router.generator.ended.wait(), 2)
+    shim = chat.shim
+    shim.router.generator.endless = True
+    body = {"model": "g", "messages": HELLO, "stream": stream}
+    asked = asyncio.create_task(shim.http.post("/v1/chat/completions", json=body))
+    while not shim.router.generator.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.wait_for(shim.router.generator.ended.wait(), 2)
 
 
 async def test_images_need_an_encoder(shims: Shims, folder: Path):

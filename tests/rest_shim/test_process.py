@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -62,6 +65,39 @@ async def test_processes_share_a_port_and_their_metrics():
         assert 'tensorway_rest_requests_total{route="/v1/embeddings",status="200"} 40.0' in metrics
         shim.process.terminate()
         assert await shim.ended() == 0
+
+
+async def test_killed_process_is_replaced_and_leaves_nothing_in_flight():
+    """The port goes on, and the numbers forget what the killed process had begun."""
+    async with command("--processes", "2") as shim:
+        url = f"http://127.0.0.1:{shim.port}"
+        shim.router.seconds = 30
+        async with httpx.AsyncClient(base_url=url) as http:
+            asked = asyncio.create_task(http.post("/v1/embeddings", json=BODY))
+            await shim.router.started.wait()
+            assert await in_flight(url) == 1
+            kill_servers(shim.process.pid)
+            with pytest.raises(httpx.HTTPError):
+                await asked
+        shim.router.seconds = 0
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            assert (await http.post("/v1/embeddings", json=BODY)).status_code == 200
+        assert await in_flight(url) == 0
+
+
+def kill_servers(parent: int) -> None:
+    """Kill the processes that serve, but not multiprocessing's own helper."""
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+async def in_flight(url: str) -> float:
+    """Requests in flight, as /metrics tells."""
+    async with httpx.AsyncClient(base_url=url) as http:
+        text = (await http.get("/metrics")).text
+    found = re.search(r"^tensorway_rest_requests_in_flight (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 async def test_request_in_flight_outlives_sigterm():
