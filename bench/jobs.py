@@ -60,6 +60,7 @@ class Generator:
 
     def ready(self) -> bool:
         """Whether it takes jobs; not asked again once it does."""
+        assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], 0)
         return bool(readable and self._line())
 
