@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+# Stands for an image in prompts.
+IMAGE = "<image>"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -28,7 +30,10 @@ def save(folder: Path) -> Path:
     # A model that was read from GGUF refuses to be saved; a plain one does not.
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     plain.load_state_dict(quantised.state_dict())
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    # The first id after the model's own: nothing that the model can write.
+    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
+    tokenizer.save_pretrained(folder)
     plain.save_pretrained(folder)
     return folder
 

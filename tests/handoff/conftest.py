@@ -76,7 +76,13 @@ def llava(smollm2: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-async def generator(launcher: Launcher, smollm2: Path, llava: Path) -> Service:
+async def router(launcher: Launcher) -> Service:
+    """A router that the generator registers with."""
+    return await launcher.start("router", wait=False)
+
+
+@pytest.fixture(scope="session")
+async def generator(launcher: Launcher, router: Service, smollm2: Path, llava: Path) -> Service:
     """The one real engine, with an encoder beside it for the inline path."""
     return await launcher.start(
         "generator_service",
@@ -85,5 +91,6 @@ async def generator(launcher: Launcher, smollm2: Path, llava: Path) -> Service:
         *("--enforce-eager", "--gpu-memory-utilization", "0.3", "--receive-timeout", "5"),
         *("--backend", "encoder_service.huggingface:HuggingFaceEncoder"),
         *("--backend-model", str(llava), "--encoder-cache-mib", "0"),
+        *("--router", router.address),
         env={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
     )

@@ -98,6 +98,16 @@ class Service:
         (worker,) = (await stub.ListWorkers(model_pb2.ListWorkersRequest(), timeout=10)).workers
         return worker
 
+    async def lists(self, *names: str) -> None:
+        """Wait until a router knows the models."""
+        stub = model_pb2_grpc.ModelServiceStub(self.channel)
+        async with asyncio.timeout(20):
+            while True:
+                listed = await stub.ListModels(model_pb2.ListModelsRequest(), timeout=5)
+                if {*names} <= {model.name for model in listed.models}:
+                    return
+                await asyncio.sleep(0.1)
+
     async def idle(self, seconds: float = 5.0) -> None:
         """Wait until it holds no request."""
         async with asyncio.timeout(seconds):

@@ -99,18 +99,18 @@ async def test_rows_of_a_text_answer_as_the_text(
 
 
 async def test_the_answer_depends_on_the_image(
-    generator: Service, launcher: Launcher, smollm2: Path, tokenizer
+    generator: Service, router: Service, launcher: Launcher, smollm2: Path, tokenizer
 ) -> None:
-    """Through both services: another picture, another answer, about that picture."""
-    service = await launcher.start(
+    """Client, router, encoder, router, generator: another picture, another answer."""
+    await launcher.start(
         "encoder_service",
         *("--backend", "encoder_service.colors:ColorEncoder", "--backend-model", str(smollm2)),
-        *("--name", "colors", "--generator", generator.address),
+        *("--name", "colors", "--generator", router.address, "--router", router.address),
     )
-    before = encoded(tokenizer, "<|im_start|>user\nMy car is")
-    question = ". What is the color of my car? Answer with one word."
-    after = encoded(tokenizer, f"{question}<|im_end|>\n<|im_start|>assistant\n")
-    ids = [*before, IMAGE, *after]
+    await router.lists("colors", "smollm2")
+    question = "My car is<image>. What is the color of my car? Answer with one word."
+    ids = chat(tokenizer, question)
+    assert ids.count(IMAGE) == 1
     for color in ("red", "blue"):
         asked = encoder_pb2.EncoderServiceGenerateRequest(
             model="colors",
@@ -121,10 +121,27 @@ async def test_the_answer_depends_on_the_image(
             return_text=True,
             request_id="my-id",
         )
-        answer = await gathered(service.encoder.Generate(asked, timeout=60))
+        answer = await gathered(router.encoder.Generate(asked, timeout=60))
         assert color in answer.text
         assert answer.messages > 1, "tokens are relayed as they come"
         assert answer.request_id == "my-id"
+
+
+async def test_an_application_with_its_own_encoder(
+    generator: Service, smollm2: Path, tmp_path: Path
+) -> None:
+    """The example answers, and answers to what it sees."""
+    answers = {}
+    for color in ("black", "white"):
+        file = tmp_path / f"{color}.png"
+        file.write_bytes(png(Image.new("RGB", (8, 8), color)))
+        command = [sys.executable, "-m", "examples.own_encoder", smollm2, generator.address, file]
+        ran = await asyncio.to_thread(
+            subprocess.run, command, check=True, capture_output=True, text=True, timeout=60
+        )
+        answers[color] = ran.stdout
+    assert "dark" in answers["black"]
+    assert answers["black"] != answers["white"]
 
 
 @pytest.fixture(scope="module")
