@@ -83,9 +83,6 @@ class Fleet:
         if worker not in pool.replicas:
             return
         pool.replicas.remove(worker)
-        # gRPC aborts the process when a closed channel is used.
-        if worker.probe is not None:
-            worker.probe.cancel()
         if not worker.draining:
             worker.lose()
         LOG.info("%s at %s left", *worker.place)
@@ -125,7 +122,7 @@ class Fleet:
 
     def _ejected(self, worker: Worker) -> None:
         LOG.warning("%s at %s ejected", *worker.place)
-        worker.probe = self._spawn(self._restore(worker))
+        self._spawn(self._restore(worker))
         self.notify()
 
     async def _restore(self, worker: Worker) -> None:
@@ -133,11 +130,10 @@ class Fleet:
         self.pools[worker.model].restore(worker)
         self.notify()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _entered(registration: model_pb2.Worker) -> model_pb2.Worker:

@@ -26,8 +26,6 @@ class Worker(Replica):
     registration: model_pb2.Worker
     """What it registered, with the router's id for it and the load it last reported."""
     channel: grpc.aio.Channel
-    probe: asyncio.Task[None] | None = None
-    """What waits for it to recover, while it is ejected."""
     _methods: dict[str, Any] = field(default_factory=dict, repr=False)
     _calls: set[grpc.aio.Call] = field(default_factory=set, repr=False)
 
@@ -78,7 +76,7 @@ class Worker(Replica):
             call.cancel()
 
     async def close(self) -> None:
-        """Close its channel once its calls are over; nothing may use it from now on."""
+        """Close its channel once its calls are over."""
         await self.channel.close(None if self.lost else LEAVE_SECONDS)
 
     def describe(self, address: bool = True) -> model_pb2.Worker:

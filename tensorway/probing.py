@@ -26,8 +26,11 @@ async def healthy(channel: grpc.aio.Channel, metadata: Metadata = ()) -> bool:
 
 
 async def recovered(channel: grpc.aio.Channel, probes: int, metadata: Metadata = ()) -> None:
-    """Return once so many probes in a row were good; cancel it before closing the channel."""
+    """Return once so many probes in a row were good, or the channel was closed."""
     good = 0
     while good < probes:
         await asyncio.sleep(PROBE_SECONDS)
+        # gRPC aborts the process when a closed channel is used.
+        if channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN:
+            return
         good = good + 1 if await healthy(channel, metadata) else 0
