@@ -135,6 +135,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").removeprefix(".")
+        if problem.startswith("Invalid enum value"):
+            choices = ", ".join(_choices(decoder.type, field.rpartition(".")[2]))
+            problem = f"expected one of {choices}, got{problem.removeprefix('Invalid enum value')}"
         raise InvalidArgument(f"{field or 'body'}: {_lower(problem)}", field=field) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidArgument(f"body: expected JSON: {_lower(str(error))}") from None
@@ -142,3 +145,11 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def _choices(kind: Any, name: str) -> list[str]:
+    """The values that a field of that name may have, which msgspec's error leaves out."""
+    _, shapes = msgspec.json.schema_components([kind])
+    fields = [shape["properties"][name] for shape in shapes.values() if name in shape["properties"]]
+    options = [option for field in fields for option in field.get("anyOf", [field])]
+    return [value for option in options for value in option.get("enum", ())]

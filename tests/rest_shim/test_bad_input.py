@@ -101,6 +101,13 @@ async def test_body_that_is_no_request_is_refused(shim: Shim, body: bytes):
     assert error["code"] == "invalid_argument"
 
 
+async def test_bad_choice_lists_the_good_ones(shim: Shim):
+    """Where only some values are allowed, the error names them."""
+    error = await refused(shim, await shim.embed(input="x", encoding_format="int8"))
+    expected = "encoding_format: expected one of base64, float, got 'int8'"
+    assert error["message"] == expected
+
+
 async def test_strict_refuses_unknown_fields(shims: Shims):
     """With --strict a misspelt field is an error that names it."""
     async with shims(RestOptions(strict=True)) as shim:
