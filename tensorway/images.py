@@ -6,12 +6,12 @@ orientation says, transparent parts on the configured background, 8 bits of RGB.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageOps
@@ -63,10 +63,10 @@ class Encoded:
         return self.width * self.height
 
     def key(self, context: bytes) -> bytes:
-        """SHA-256 of the image and all that its encoding depends on."""
+        """BLAKE3 of the image and all that its encoding depends on."""
         options = repr(sorted(self.options.items())).encode()
         shape = f"{self.mode} {self.width} {self.height}".encode()
-        digest = hashlib.sha256()
+        digest = blake3()
         for part in (context, options, shape, self.data):
             # With lengths, so that no two lists of parts are the same bytes.
             digest.update(len(part).to_bytes(8, "little"))
