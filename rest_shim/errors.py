@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 # Places in the gRPC request, as the JSON body calls them.
 _INPUT = re.compile(r"\b(?:texts\.texts|tokens\.sequences|texts(?=\[)|sequences(?=\[))")
-_IDS = re.compile(r"(?<=\])\.ids\b")
+_LEFT_OUT = re.compile(r"(?<=\])\.ids\b|\bsampling_params\.")
 
 
 def to_domain(raised: BaseException) -> errors.TensorwayError:
@@ -100,4 +100,4 @@ def _from_rpc(raised: grpc.aio.AioRpcError) -> errors.TensorwayError:
 
 
 def _in_json_terms(text: str) -> str:
-    return _IDS.sub("", _INPUT.sub("input", text))
+    return _LEFT_OUT.sub("", _INPUT.sub("input", text))

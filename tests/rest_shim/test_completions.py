@@ -185,6 +185,15 @@ async def test_error_before_the_first_token_is_a_status(chat: Chat):
             await client.chat.completions.create(model="g", messages=HELLO, stream=stream)
 
 
+async def test_generators_refusal_names_the_callers_field(chat: Chat):
+    """The field is told as the caller wrote it, not as the generator knows it."""
+    field = "sampling_params.temperature"
+    chat.shim.router.generator.error = errors.InvalidArgument(f"{field}: bad", field=field)
+    with pytest.raises(openai.BadRequestError, match="- temperature: bad") as raised:
+        await chat.client.chat.completions.create(model="g", messages=HELLO)
+    assert raised.value.param == "temperature"
+
+
 async def test_error_on_the_way_is_the_last_event(chat: Chat):
     """A generation that breaks says so, and never looks finished."""
     shim, client = chat.shim, chat.client
