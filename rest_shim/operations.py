@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import answers, chat, schema
+from . import answers, chat, generated, schema
 from .completions import Completions, Images
 from .embeddings import Embeddings
 from .models import Models
@@ -60,9 +60,9 @@ def operations(upstream: Upstream, rest: RestOptions) -> tuple[Operation, ...]:
             "/v1/classify", pooling.classify, answers.ClassificationList, schema.ClassifyRequest
         ),
         Operation("/v1/pooling", pooling.pool, answers.PooledList, schema.PoolingRequest),
-        Operation("/v1/chat/completions", completions.chat, answers.Chat, chat.ChatRequest),
+        Operation("/v1/chat/completions", completions.chat, generated.Chat, chat.ChatRequest),
         Operation(
-            "/v1/completions", completions.complete, answers.Completion, chat.CompletionRequest
+            "/v1/completions", completions.complete, generated.Completion, chat.CompletionRequest
         ),
         Operation("/v1/models", models.list, answers.ModelList),
         Operation("/v1/models/{model:path}", models.get, answers.Model),
