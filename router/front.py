@@ -13,6 +13,7 @@ import grpc
 
 from tensorway.channels import Metadata
 from tensorway.pool import Pool
+from tensorway.retry import HUNG_SECONDS
 from tensorway.v1 import model_pb2
 
 from . import metrics
@@ -21,6 +22,9 @@ from .fleet import Fleet
 from .names import Names
 from .recent import Recent, Recents
 from .worker import Worker
+
+# Seconds from a worker's deadline to its caller's.
+_MARGIN = 0.02
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -36,8 +40,12 @@ class Route:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline."""
-        return max(self.deadline - time.monotonic(), 0.0)
+        """Seconds that a worker has: a little less than the caller, whose end ends us too.
+
+        So it is seen here which worker was late.
+        """
+        left = self.deadline - time.monotonic()
+        return max(left - _MARGIN if left >= HUNG_SECONDS else left, 0.0)
 
     async def unary(self, method: str, worker: Worker, data: bytes) -> bytes:
         """Give the request to a worker; the answer as bytes."""

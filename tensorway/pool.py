@@ -6,7 +6,6 @@ A pool does no input or output. The router and clients in direct mode keep its
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -107,11 +106,6 @@ class Pool(Generic[R]):
             self._failed(replica, error, time.monotonic() - started)
             trial.after(error, self.budget)
             self.counts.retries += 1
-        except asyncio.CancelledError:
-            # Most often the caller's deadline: nothing against a worker that answers others.
-            replica.failures += time.monotonic() - started >= retry.HUNG_SECONDS
-            self._judge(replica)
-            raise
         else:
             replica.failures = 0
             self._seconds.append(time.monotonic() - started)
