@@ -17,6 +17,7 @@ _SERVICE = "/tensorway.v1.GeneratorService"
 # A generator that changes what it accepts is a new process; until then a refusal is clear.
 _KNOWN_SECONDS = 10.0
 _ASK_SECONDS = 5.0
+_MOST_KNOWN = 64
 
 
 class Generators:
@@ -40,7 +41,9 @@ class Generators:
         if target is None or time.monotonic() - asked > _KNOWN_SECONDS:
             request = generator_pb2.GeneratorServiceGetModelRequest(model=model)
             target = await self._ask(request)
-            self._known = {model: (time.monotonic(), target)}
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[model] = time.monotonic(), target
         return target
 
     async def generate(

@@ -92,7 +92,11 @@ class ExternalEncoderHandoff:
             start.sampling_params.CopyFrom(request.sampling_params)
         if not request.images:
             return Prepared(start, None)
-        result, features = await self.encode(request.images, target_model=target_model)
+        if self._generators is None:
+            # The application sends it by itself, to a reader that nobody asked.
+            result, features = await self.encode(request.images, accepted_versions=(0,))
+        else:
+            result, features = await self.encode(request.images, target_model=target_model)
         start.encoder_result.CopyFrom(result)
         return Prepared(start, features)
 
@@ -104,7 +108,7 @@ class ExternalEncoderHandoff:
         accepted_versions: Sequence[int] = header.VERSIONS,
     ) -> tuple[handoff_pb2.EncoderResult, Features]:
         """The features of images, and the header to send before them."""
-        target = await self._target(target_model) if target_model else None
+        target = await self._known_generators().target(target_model) if target_model else None
         identity, width = self.encoder.identity, self.encoder.hidden_size
         agreement = agree(identity, width, target, accepted_versions)
         features = await self.encoder.encode(images)
@@ -121,12 +125,6 @@ class ExternalEncoderHandoff:
     def relay(self, prepared: Prepared, timeout: float | None) -> AsyncGenerator[bytes, None]:
         """The generator's answer as messages that are passed on unread."""
         return self._known_generators().generate(prepared.messages(), timeout)
-
-    async def _target(self, model: str) -> Target | None:
-        # An application may also send prepared requests by itself, in version 0.
-        if self._generators is None:
-            return None
-        return await self._generators.target(model)
 
     def _known_generators(self) -> Generators:
         if self._generators is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 
-from encoder_service.handoff import ExternalEncoderHandoff
+from encoder_service.handoff import ExternalEncoderHandoff, Prepared
 from encoder_service.options import EncoderServiceOptions
 from tensorway import logs, telemetry
 from tensorway.deadline import deadline, seconds_left
@@ -51,12 +51,12 @@ class EncoderServicer:
         """The tokens of the generator, which gets features in the place of images."""
         with self._admitted(request.model, request.request_id) as request_id:
             async with deadline(context, self._options.request_timeout):
-                with telemetry.span("encode", {"tensorway.images": len(request.images)}):
-                    prepared = await self._handoff.prepare_request(
-                        _source(request, request_id), target_model=request.target_model
-                    )
-                left = seconds_left(context, self._options.request_timeout)
-                async with aclosing(self._handoff.relay(prepared, left)) as messages:
+                # Nothing here keeps the features, which are sent long before the last token.
+                relayed = self._handoff.relay(
+                    await self._prepare(request, request_id),
+                    seconds_left(context, self._options.request_timeout),
+                )
+                async with aclosing(relayed) as messages:
                     async for message in messages:
                         yield message
 
@@ -72,6 +72,14 @@ class EncoderServicer:
             "Generate": (encoder_pb2.EncoderServiceGenerateRequest.FromString, None),
         }
         return Service(descriptor, self, codecs=codecs)
+
+    async def _prepare(
+        self, request: encoder_pb2.EncoderServiceGenerateRequest, request_id: str
+    ) -> Prepared:
+        with telemetry.span("encode", {"tensorway.images": len(request.images)}):
+            return await self._handoff.prepare_request(
+                _source(request, request_id), target_model=request.target_model
+            )
 
     @contextmanager
     def _admitted(self, model: str, request_id: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 
 from generator_service import answers, metrics, sampling
@@ -61,6 +61,11 @@ class Generator:
             async with aclosing(self._answer(built, params, request_id)) as responses:
                 async for response in responses:
                     yield response
+
+    def on_crash(self, tell: Callable[[BaseException], None]) -> None:
+        """Call `tell` with the error, if the encoder beside the engine ever ends by one."""
+        if self._encoder is not None:
+            self._encoder.on_crash(tell)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:

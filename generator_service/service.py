@@ -58,6 +58,7 @@ async def run(stop: Stop, launch: Launch) -> None:
         await stack.enter_async_context(registered(routers, dialer, worker, generator.load))
         LOG.info("ready: %s, rows of %d", generator.name, generator.info.shape.hidden_size)
         watching = asyncio.create_task(watch(engine, stop))
+        generator.on_crash(stop.ask)
         try:
             await stop.wait()
         finally:

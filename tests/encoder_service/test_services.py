@@ -304,9 +304,11 @@ async def test_an_application_can_send_by_itself() -> None:
     try:
         request = generator_pb2.GenerateStart(prompt_token_ids=IDS, images=[image_input()])
         prepared = await handoff.prepare_request(request, target_model="echo")
-        assert prepared.start.encoder_result.version == 1
+        assert prepared.start.encoder_result.version == 0
         with pytest.raises(FailedPrecondition, match="no generator is known"):
             await anext(handoff.generate(prepared))
+        with pytest.raises(FailedPrecondition, match="no generator is known"):
+            await handoff.encode(request.images, target_model="echo")
         request = generator_pb2.GenerateStart(prompt_token_ids=IDS)
         with pytest.raises(InvalidArgument, match="expected 0 placeholder"):
             await handoff.prepare_request(request, target_model="echo")
