@@ -27,7 +27,8 @@ _BODIES = 16
 
 def main(engine: str, *flags: str) -> None:
     """Load the engine and do jobs."""
-    serve({"llm": synchronous, "async": asynchronous}[engine](flags))
+    load = {"llm": synchronous, "async": asynchronous}[engine]
+    serve(lambda: load(flags))
 
 
 class _Clock:

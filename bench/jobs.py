@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -87,14 +88,14 @@ class Generator:
         return RuntimeError(f"a load generator ended with status {self._process.wait()}")
 
 
-def serve(run: Callable[[Job], Outcome]) -> None:
-    """Do jobs from standard input until it ends."""
-    # Whatever else prints must not mix with the answers.
-    answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    lines: Iterable[bytes] = sys.stdin.buffer
+def serve(load: Callable[[], Callable[[Job], Outcome]]) -> None:
+    """Get ready, say so, and do jobs from standard input until it ends."""
+    # Engines and their processes print; that must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    run = load()
     answers.write(b"ready\n")
     answers.flush()
-    for line in lines:
-        outcome = run(msgspec.json.decode(line, type=Job))
-        answers.write(msgspec.json.encode(outcome) + b"\n")
+    for line in sys.stdin.buffer:
+        answers.write(msgspec.json.encode(run(msgspec.json.decode(line, type=Job))) + b"\n")
         answers.flush()

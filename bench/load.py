@@ -84,4 +84,4 @@ async def _look(job: Job, asked: Client) -> Outcome:
 
 
 if __name__ == "__main__":
-    serve(lambda job: asyncio.run(run(job)))
+    serve(lambda: lambda job: asyncio.run(run(job)))
