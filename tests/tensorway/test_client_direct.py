@@ -57,7 +57,9 @@ async def test_workers_come_and_go():
             while not second.requests:
                 assert await rows(client, "b")
             router.fleet.drain(router.fleet.workers()[0])
-            await asyncio.sleep(0.1)
+            known = client._embedder._workers
+            while not any(worker.draining for worker in known.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             before = len(first.requests)
             for _ in range(10):
                 assert await rows(client, "c")
