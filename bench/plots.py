@@ -11,6 +11,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import StrMethodFormatter
 
 from bench.report import Row
 
@@ -62,6 +63,10 @@ def _figure(path: Path, title: str, label: str, rows: Sequence[Row], value: Valu
         axes.plot([r.cell.batch for r in own], list(map(value, own)), marker="o", label=subject)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    batches = sorted({row.cell.batch for row in rows})
+    axes.set_xticks(batches, list(map(str, batches)))
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("texts in a request")
     axes.set_ylabel(label)
     axes.set_title(title)

@@ -37,7 +37,10 @@ def rows(turns: Iterable[tuple[str, Cell, Turn]]) -> list[Row]:
     found: dict[tuple[Cell, str], list[Turn]] = {}
     for subject, cell, turn in turns:
         found.setdefault((cell, subject), []).append(turn)
-    return [_row(subject, cell, own) for (cell, subject), own in found.items()]
+    # The same order everywhere: that of the first cell's first round.
+    cells, names = (list(dict.fromkeys(key[part] for key in found)) for part in (0, 1))
+    order = sorted(found, key=lambda key: (cells.index(key[0]), names.index(key[1])))
+    return [_row(subject, cell, found[cell, subject]) for cell, subject in order]
 
 
 def _row(subject: str, cell: Cell, turns: Sequence[Turn]) -> Row:
