@@ -50,7 +50,10 @@ http {{
   client_body_temp_path {folder}/a; proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c;
   uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
   upstream worker {{ server 127.0.0.1:{worker}; keepalive 64; keepalive_requests 10000000; }}
-  server {{ listen 127.0.0.1:{port} http2; location / {{ grpc_pass grpc://worker; grpc_buffer_size 64k; }} }}
+  server {{
+    listen 127.0.0.1:{port} http2;
+    location / {{ grpc_pass grpc://worker; grpc_buffer_size 64k; }}
+  }}
 }}
 """
 
@@ -252,7 +255,8 @@ async def ready(hop: Hop) -> None:
 def report(hops: list[Hop]) -> None:
     """The medians of all rounds, and what each hop adds to no hop."""
     print(
-        f"{'hop':<12}{'p50 ms':>9}{'added':>9}{'calls/s':>9}{'of none':>9}{'4 MiB ms':>10}{'added':>9}"
+        f"{'hop':<12}{'p50 ms':>9}{'added':>9}{'calls/s':>9}"
+        f"{'of none':>9}{'4 MiB ms':>10}{'added':>9}"
     )
     none = hops[0]
     for hop in hops:
