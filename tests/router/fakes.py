@@ -20,6 +20,7 @@ from tensorway import serving
 from tensorway.channels import Dialer
 from tensorway.errors import InvalidArgument
 from tensorway.handlers import Service
+from tensorway.lifeline import die_with_parent
 from tensorway.options import DialOptions, ListenOptions
 from tensorway.registration import registered
 from tensorway.v1 import embedding_pb2, model_pb2
@@ -142,6 +143,8 @@ async def running(
 @click.option("--delay", default=0.0)
 def main(router: str, model: str, endpoint: str, delay: float) -> None:
     """Run a fake worker until it is told to stop."""
+    # A test run that crashes must leave nothing behind.
+    die_with_parent(os.getppid())
     worker = FakeWorker(model)
     worker.delay = delay
 
