@@ -108,7 +108,8 @@ async def test_errors_of_a_worker_are_the_callers():
             with pytest.raises(errors.InvalidArgument) as raised:
                 await client.embed([*map(str, range(99)), ""], model="fake")
             assert raised.value.field == "texts.texts[99]"
-        assert sum(counts(*workers)) == 2
+        # The other part may have been cancelled before it was sent.
+        assert max(counts(*workers)) == 1
 
 
 async def test_deadline_holds():
