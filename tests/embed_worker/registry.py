@@ -45,7 +45,7 @@ class Registry:
             if worker in self.workers:
                 self.workers.remove(worker)
 
-    async def has(self, count: int, seconds: float = 5.0) -> None:
+    async def has(self, count: int, seconds: float = 20.0) -> None:
         """Wait until so many workers are registered."""
         async with asyncio.timeout(seconds):
             while len(self.workers) != count:  # noqa: ASYNC110

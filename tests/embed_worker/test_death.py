@@ -87,6 +87,7 @@ async def test_health_while_the_engine_is_gone(start: Launcher) -> None:
         with suppress(grpc.aio.AioRpcError):
             while True:
                 seen.append(await worker.health())
+                await asyncio.sleep(0.02)
         assert await worker.ended() == 1
         assert seen == sorted(seen)
         assert set(seen) <= {SERVING, NOT_SERVING}
