@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from embed_worker.engine import EngineInfo, Ids
 from tensorway.errors import FailedPrecondition, InvalidArgument
@@ -117,15 +117,33 @@ class BatchTokenizer:
     def _encode_pairs(
         self, query: str, texts: Sequence[str], limit: int | None, field: Field
     ) -> Batch:
-        tokenizer = self._loaded()
-        if limit is not None:
-            tokenizer = Tokenizer.from_str(tokenizer.to_str())
-            tokenizer.enable_truncation(limit, strategy="longest_first")
         pairs = [(self._prepare(query), self._prepare(text)) for text in texts]
-        encodings = tokenizer.encode_batch(pairs)
+        encodings = self._loaded().encode_batch(pairs)
+        if limit is not None:
+            for index, encoding in enumerate(encodings):
+                if len(encoding.ids) > limit:
+                    encodings[index] = self._cut_pair(*pairs[index], limit)
         batch = self.sequences([e.ids for e in encodings], TextOptions(), field)
         starts = [e.type_ids.index(1) if 1 in e.type_ids else len(e.ids) for e in encodings]
         return batch._replace(seconds=np.array(starts, np.int32))
+
+    def _cut_pair(self, query: str, text: str, limit: int) -> Encoding:
+        """A pair cut to the limit, its longer text first, as the tokenizers library does it.
+
+        Its own truncation is a setting of the whole tokenizer, not of a call.
+        """
+        tokenizer = self._loaded()
+        first = tokenizer.encode(query, add_special_tokens=False)
+        second = tokenizer.encode(text, add_special_tokens=False)
+        room = limit - tokenizer.num_special_tokens_to_add(is_pair=True)
+        shorter = min(len(first), len(second), room // 2)
+        side = "left" if self._cuts_left else "right"
+        sizes = (
+            (shorter, room - shorter) if len(first) <= len(second) else (room - shorter, shorter)
+        )
+        first.truncate(sizes[0], direction=side)
+        second.truncate(sizes[1], direction=side)
+        return tokenizer.post_process(first, second)
 
     def _cut(self, ids: list[int], limit: int, options: TextOptions) -> list[int]:
         """Cut to the limit, but keep the special tokens at the end that is cut.
