@@ -40,7 +40,9 @@ async def main(folder: str, generator: str, picture: bytes) -> None:
     handoff = ExternalEncoderHandoff(backend, generator)
     await handoff.load(folder)
     before = backend.tokenizer.encode("<|im_start|>user\nMy room is").ids
-    after = backend.tokenizer.encode(". Is it dark?<|im_end|>\n<|im_start|>assistant\n").ids
+    question = ". Is it dark or bright? Answer with one word."
+    end = "<|im_end|>\n<|im_start|>assistant\n"
+    after = backend.tokenizer.encode(f"{question}{end}").ids
     request = generator_pb2.GenerateStart(
         prompt_token_ids=[*before, backend.image_token_id, *after],
         images=[handoff_pb2.ImageInput(data=picture)],

@@ -1,22 +1,28 @@
-"""A tiny LLaVA whose text part is SmolLM2, so that one engine serves both."""
+"""A tiny LLaVA whose text part is SmolLM2, so that one engine serves both.
+
+Run in a process of its own, as ``python -m tests.handoff.checkpoints FOLDER``: it prints a
+line when both models are there, and ends when the answers of transformers are there, too.
+"""
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from transformers import AutoConfig, AutoModelForCausalLM, LlavaConfig
 from transformers import CLIPVisionConfig as Vision
 from transformers import LlavaForConditionalGeneration as Llava
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from examples.smollm2 import save
+from tests.handoff.prompts import IMAGE_TOKEN, PROMPTS, TAIL, ZEROS, picture
 
 SIDE, PATCH = 32, 8
 ROWS = (SIDE // PATCH) ** 2
-# A token of SmolLM2 that no text has: "<empty_output>".
-IMAGE_TOKEN = 16
 
 
 def save_llava(text: Path, folder: Path) -> Path:
@@ -49,40 +55,46 @@ def save_llava(text: Path, folder: Path) -> Path:
 
 
 class Reference:
-    """What transformers itself generates, in one process, with the whole model."""
+    """What transformers itself generates, with the whole model in one process."""
 
     def __init__(self, folder: Path) -> None:
         self._model = Llava.from_pretrained(folder, dtype=torch.float32).eval()
         self._processor = CLIPImageProcessorPil.from_pretrained(folder)
 
-    def generate(self, ids: list[int], images: list[object], count: int) -> list[int]:
-        """Greedy tokens; `ids` has one placeholder for each image."""
+    def answers(self) -> dict[str, np.ndarray]:
+        """Greedy tokens of all prompts, and the next token after rows of zeros."""
+        found = {name: np.array(self._generate(ids)) for name, ids in PROMPTS.items()}
+        for name, places in (("mask_many", range(1, ZEROS + 1)), ("mask_one", [ZEROS + 1])):
+            logprobs = self._next_logprobs([1, *[0] * (ZEROS + 1), *TAIL], list(places))
+            found[f"{name}_token"] = np.array(int(logprobs.argmax()))
+            found[f"{name}_logprob"] = np.array(float(logprobs.max()))
+        return found
+
+    def _generate(self, ids: list[int]) -> list[int]:
+        images = [Image.open(io.BytesIO(picture(i))) for i in range(ids.count(IMAGE_TOKEN))]
         expanded = [token for one in ids for token in [one] * (ROWS if one == IMAGE_TOKEN else 1)]
-        pixels = {}
-        if images:
-            pixels = {"pixel_values": self._processor(images, return_tensors="pt")["pixel_values"]}
+        pixels = self._processor(images, return_tensors="pt") if images else {}
         inputs = torch.tensor([expanded])
-        mask = torch.ones_like(inputs)
-        with torch.inference_mode():
-            output = self._model.generate(
-                input_ids=inputs,
-                attention_mask=mask,
-                **pixels,
-                max_new_tokens=count,
-                do_sample=False,
-            )
+        output = self._model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            **pixels,
+            max_new_tokens=12,
+            do_sample=False,
+        )
         return output[0, len(expanded) :].tolist()
 
-    def next_logprobs(self, ids: list[int], rows: dict[int, torch.Tensor]) -> torch.Tensor:
-        """Log probabilities of the next token, with some positions given as rows."""
+    def _next_logprobs(self, ids: list[int], zeros: list[int]) -> torch.Tensor:
         embeds = self._model.get_input_embeddings()(torch.tensor([ids])).clone()
-        for place, row in rows.items():
-            embeds[0, place] = row
-        with torch.inference_mode():
-            logits = self._model(inputs_embeds=embeds).logits[0, -1]
+        embeds[0, zeros] = 0
+        logits = self._model(inputs_embeds=embeds).logits[0, -1]
         return torch.log_softmax(logits.float(), -1)
 
 
 if __name__ == "__main__":
-    smollm2 = save(Path(sys.argv[1]))
-    save_llava(smollm2, smollm2.parent / "llava")
+    models = Path(sys.argv[1])
+    save_llava(save(models / "smollm2"), models / "llava")
+    sys.stdout.write("saved\n")
+    sys.stdout.flush()
+    with torch.inference_mode():
+        np.savez(models / "answers.npz", **Reference(models / "llava").answers())

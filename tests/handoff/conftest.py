@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,14 @@ from tensorway.handoff import header
 from tensorway.handoff.features import Features
 from tensorway.v1 import handoff_pb2, tensor_pb2
 from tests.handoff.services import Launcher, Service
+
+
+class Checkpoints(NamedTuple):
+    """Generated models, and who generates answers of them."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
 
 Make = Callable[..., Features]
 
@@ -60,19 +69,37 @@ async def launcher(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[La
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small real chat model; beside it, the one of :func:`llava`."""
-    folder = tmp_path_factory.mktemp("models") / "smollm2"
-    # In a process of its own: a conversion leaves a gigabyte and many warnings behind.
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoints]:
+    """The models, in a folder, and a process that goes on to ask transformers."""
+    folder = tmp_path_factory.mktemp("models")
+    # In a process of its own: it leaves a gigabyte and many warnings behind.
     command = [sys.executable, "-m", "tests.handoff.checkpoints", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return folder
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"saved\n", (folder / "log").read_text()[-2000:]
+        yield Checkpoints(folder, process)
+        process.kill()
 
 
 @pytest.fixture(scope="session")
-def llava(smollm2: Path) -> Path:
+def smollm2(checkpoints: Checkpoints) -> Path:
+    """The folder of a small real chat model."""
+    return checkpoints.folder / "smollm2"
+
+
+@pytest.fixture(scope="session")
+def llava(checkpoints: Checkpoints) -> Path:
     """The folder of a LLaVA with random eyes and the small model's words."""
-    return smollm2.parent / "llava"
+    return checkpoints.folder / "llava"
+
+
+@pytest.fixture(scope="session")
+def expected(checkpoints: Checkpoints) -> dict[str, np.ndarray]:
+    """What transformers generates by itself for prompts with 0, 1 and several images."""
+    assert checkpoints.process.wait(120) == 0, (checkpoints.folder / "log").read_text()[-2000:]
+    return dict(np.load(checkpoints.folder / "answers.npz"))
 
 
 @pytest.fixture(scope="session")
