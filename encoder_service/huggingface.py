@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
 from tensorway.encoder import Preprocessed, VisionEncoderBackend
 from tensorway.images import Image
+from tensorway.positions import are_multi_axis
 
 
 class Family(NamedTuple):
@@ -78,9 +79,7 @@ class HuggingFaceEncoder(VisionEncoderBackend):
 
 def check_family(config: Any) -> Family:
     """The model's family; ValueError with the reason when its rows would not be enough."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    if "mrope_section" in rope:
+    if are_multi_axis(config):
         raise ValueError(
             f"{config.model_type} uses rotary positions on several axes: plain rows would lose "
             "the layout of images"

@@ -42,6 +42,8 @@ class Launch(NamedTuple):
 
 async def run(stop: Stop, launch: Launch) -> None:
     """Serve until asked to stop; raises EngineDied when the engine dies before that."""
+    # It is read again when it is used; here a mistake in it costs no load.
+    launch.options.required_encoder()
     holder, single = Holder(), SingleModel()
     services = [GeneratorServicer(holder, launch.options).service(), single.service()]
     async with AsyncExitStack() as engines, AsyncExitStack() as stack:

@@ -13,13 +13,14 @@ import torch
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.inputs import embeds_input, tokens_input
 from vllm.sampling_params import RequestOutputKind
+from vllm.transformers_utils.config import get_config
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from generator_service.engine import Candidate, EngineDied, EngineInfo, Params, Piece
+from generator_service.fits import check_fits
 from tensorway.errors import InvalidArgument, Unavailable
-from tensorway.flags import BadFlag
 from tensorway.handoff.elements import Rows, bits
 from tensorway.prompt import ModelShape, Prompt
 
@@ -38,8 +39,8 @@ class VllmEngine:
 
     def __init__(self, flags: Sequence[str], timeout: float) -> None:
         args = _parse(flags)
+        check_fits(args.model, get_config(args.model, args.trust_remote_code, args.revision))
         config = args.create_engine_config()
-        _refuse(config.model_config)
         self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
         self._timeout = timeout
         self._running = 0
@@ -89,19 +90,6 @@ def _parse(flags: Sequence[str]) -> AsyncEngineArgs:
         # One process less between a request and the model.
         args.distributed_executor_backend = args.distributed_executor_backend or "uni"
     return args
-
-
-def _refuse(config: Any) -> None:
-    """Raise BadFlag for models that linear rows cannot be given to."""
-    if config.uses_mrope:
-        raise BadFlag(
-            f"{config.model} uses rotary positions on several axes: it would lose the layout of "
-            "images that come as plain rows"
-        )
-    if config.is_multimodal_model:
-        raise BadFlag(f"{config.model} reads images itself; a text-only model is needed")
-    if config.is_encoder_decoder:
-        raise BadFlag(f"{config.model} is an encoder-decoder model; a decoder is needed")
 
 
 def _info(args: AsyncEngineArgs, config: Any) -> EngineInfo:
