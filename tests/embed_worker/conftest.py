@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from tests.embed_worker import vllm
 from tests.embed_worker.launch import Launcher, Worker
 
 
@@ -37,3 +39,11 @@ async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launc
         yield launcher
     finally:
         await launcher.close()
+
+
+@pytest.fixture(scope="session")
+async def small_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small models with random weights; see small_models.py."""
+    folder = tmp_path_factory.mktemp("models")
+    await vllm.save_small_models(folder)
+    return folder

@@ -1,0 +1,75 @@
+"""What plain transformers makes of a model: run as a program, JSON in and JSON out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import transformers
+
+
+def states(folder: str, sequences: list[list[int]]) -> list[torch.Tensor]:
+    """Last hidden states of each sequence, [tokens, hidden]."""
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return [model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in sequences]
+
+
+def pooled(folder: str, sequences: list[list[int]], how: str) -> list[list[float]]:
+    """A unit vector for each sequence."""
+    pick = {"mean": lambda s: s.mean(0), "cls": lambda s: s[0], "last": lambda s: s[-1]}[how]
+    vectors = torch.stack([pick(state) for state in states(folder, sequences)])
+    return torch.nn.functional.normalize(vectors).tolist()
+
+
+def token_vectors(folder: str, sequences: list[list[int]]) -> list[list[list[float]]]:
+    """A unit vector for each token."""
+    return [torch.nn.functional.normalize(s).tolist() for s in states(folder, sequences)]
+
+
+def logits(folder: str, pairs: list[list[str]], **tokenize: Any) -> torch.Tensor:
+    """What a sequence classifier gives for texts, or pairs of them, [n, labels]."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
+    rows = [model(**tokenizer(*pair, return_tensors="pt", **tokenize)).logits[0] for pair in pairs]
+    return torch.stack(rows)
+
+
+def scores(folder: str, pairs: list[list[str]]) -> list[float]:
+    """Relevance of each pair."""
+    return torch.sigmoid(logits(folder, pairs)[:, 0]).tolist()
+
+
+def cut_scores(folder: str, pairs: list[list[str]], limit: int) -> list[float]:
+    """Relevance of each pair, cut to so many tokens."""
+    return torch.sigmoid(logits(folder, pairs, truncation=True, max_length=limit)[:, 0]).tolist()
+
+
+def classes(folder: str, texts: list[list[str]]) -> list[list[float]]:
+    """Probabilities of each text's classes."""
+    return torch.softmax(logits(folder, texts), -1).tolist()
+
+
+def sparse(folder: str, sequences: list[list[int]]) -> list[dict[int, float]]:
+    """SPLADE: log(1 + relu(logits)), the largest over all tokens, where above 0."""
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
+    weights = []
+    for ids in sequences:
+        rows = torch.log1p(torch.relu(model(input_ids=torch.tensor([ids])).logits[0]))
+        row = rows.max(0).values
+        weights.append({i: row[i].item() for i in torch.nonzero(row)[:, 0].tolist()})
+    return weights
+
+
+def tokens(folder: str, texts: list[str]) -> list[list[int]]:
+    """Ids that the model's own tokenizer gives."""
+    return transformers.AutoTokenizer.from_pretrained(folder)(texts)["input_ids"]
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        given = json.load(sys.stdin)
+        json.dump([globals()[name](*arguments) for name, *arguments in given], sys.stdout)

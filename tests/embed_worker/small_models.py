@@ -1,0 +1,85 @@
+"""Small models with random weights, saved as folders: run as a program, FOLDER and MiniLM's.
+
+Each is what a user's own model folder looks like: config, weights, tokenizer, and for some
+the pooling config of sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+LABELS = {0: "bad", 1: "fair", 2: "good"}
+_SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+_BERT = {**_SIZE, "num_attention_heads": 2, "vocab_size": 30522, "max_position_embeddings": 128}
+_POOLING = {"word_embedding_dimension": 64}
+_MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {
+        "idx": 2,
+        "name": "2",
+        "path": "2_Normalize",
+        "type": "sentence_transformers.models.Normalize",
+    },
+]
+
+
+def save(folder: Path, tokenizer: Path, model: Any, pooling: str = "", **transformer: Any) -> None:
+    """Write a model with MiniLM's tokenizer and, unless empty, a pooling config."""
+    model.eval().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        if (tokenizer / name).exists():
+            shutil.copy(tokenizer / name, folder)
+    if pooling:
+        _write(folder / "modules.json", _MODULES)
+        _write(folder / "1_Pooling" / "config.json", {**_POOLING, f"pooling_mode_{pooling}": True})
+        limits = {"max_seq_length": 128, "do_lower_case": False}
+        _write(folder / "sentence_bert_config.json", limits | transformer)
+        prompts = {"prompts": {"query": "Find: ", "document": "Text: "}}
+        _write(folder / "config_sentence_transformers.json", prompts)
+
+
+def main(folder: Path, minilm: Path) -> None:
+    """Save them all."""
+    torch.manual_seed(0)
+    bert = transformers.BertConfig(**_BERT)
+    qwen = transformers.Qwen3Config(
+        **_SIZE,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=30522,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    decoder = transformers.Qwen3ForCausalLM(qwen)
+    save(folder / "decoder", minilm, decoder, "lasttoken")
+    encoder = transformers.BertModel(bert)
+    save(folder / "cls", minilm, encoder, "cls_token", do_lower_case=True)
+    save(folder / "plain", minilm, encoder)
+    scorer = transformers.BertConfig(**_BERT, num_labels=1)
+    save(folder / "scorer", minilm, transformers.BertForSequenceClassification(scorer))
+    classes = transformers.BertConfig(**_BERT, id2label=LABELS, label2id={})
+    save(folder / "classifier", minilm, transformers.BertForSequenceClassification(classes))
+    masked = transformers.BertForMaskedLM(bert)
+    save(folder / "splade", minilm, masked)
+    # vLLM wants the head's tied weights in the file too, as published models have them.
+    weights = {name: weight.clone() for name, weight in masked.state_dict().items()}
+    save_file(weights, folder / "splade" / "model.safetensors", {"format": "pt"})
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
