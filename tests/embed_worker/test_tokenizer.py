@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from embed_worker.tokenizer import Batch, BatchTokenizer, TextOptions
 from tests.embed_worker import vllm
 
 JSON = (vllm.minilm() / "tokenizer.json").read_text()
+LIBRARY = Tokenizer.from_str(JSON)
+LIBRARY.no_padding()
 TEXT = st.text("ab cde,.Ü東 ", min_size=1, max_size=60)
 
 
@@ -26,14 +29,18 @@ def batch_tokenizer(**fields: Any) -> BatchTokenizer:
     return BatchTokenizer(EngineInfo(**known | fields, tokenizer=JSON))
 
 
+@cache
+def cutting(side: str) -> BatchTokenizer:
+    """A tokenizer that cuts on that side."""
+    return batch_tokenizer(truncation_side=side)
+
+
 def reference(limit: int | None, side: str = "right") -> Tokenizer:
-    """The library's own tokenizer, cutting to a limit."""
-    tokenizer = Tokenizer.from_str(JSON)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    """The library's own tokenizer, set to cut to a limit until the next call."""
+    LIBRARY.no_truncation()
     if limit is not None:
-        tokenizer.enable_truncation(limit, strategy="longest_first", direction=side)
-    return tokenizer
+        LIBRARY.enable_truncation(limit, strategy="longest_first", direction=side)
+    return LIBRARY
 
 
 def lists(batch: Batch) -> list[list[int]]:
@@ -47,7 +54,7 @@ def lists(batch: Batch) -> list[list[int]]:
 @given(texts=st.lists(TEXT, min_size=1, max_size=4), limit=st.integers(3, 64))
 def test_texts_are_cut_as_the_library_cuts_them(side: str, texts: list[str], limit: int) -> None:
     """From either side, down to one token of text; and so are their own ids."""
-    tokenizer = batch_tokenizer(truncation_side=side)
+    tokenizer = cutting(side)
     expected = [reference(limit, side).encode(text).ids for text in texts]
     got = tokenizer.encode(texts, TextOptions(limit=limit), str)
     assert lists(got) == expected
@@ -62,7 +69,7 @@ def test_pairs_are_cut_as_the_library_cuts_them(
     side: str, query: str, texts: list[str], limit: int
 ) -> None:
     """The longer of both first; and each second text starts where the library says."""
-    tokenizer = batch_tokenizer(truncation_side=side)
+    tokenizer = cutting(side)
     expected = [reference(limit, side).encode(query, text) for text in texts]
     got = tokenizer._encode_pairs(query, texts, limit, str)
     assert lists(got) == [encoding.ids for encoding in expected]
