@@ -1,8 +1,9 @@
 """When a failed request is tried again: one policy for all RPCs, without a socket or clock.
 
-Only UNAVAILABLE is tried again, only on another worker, and only while the budget
-lasts. A worker that was lost while it had the request may have been killed by it, so
-after a loss one more worker gets it; a request that has lost two is refused.
+Only UNAVAILABLE, and what a server reset as it stopped, is tried again, only on another
+worker, and only while the budget lasts. A worker that was lost while it had the request may
+have been killed by it, so after a loss one more worker gets it; a request that has lost two
+is refused.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ class Failure(Enum):
 
 
 def failure(error: CallError) -> Failure | None:
-    """What kind of UNAVAILABLE an error is; None for every other code."""
+    """How the worker was unavailable; None when it was not."""
     if isinstance(error, WorkerLost):
         return Failure.LOST
+    if _is_reset(error):
+        return Failure.DECLINED
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return None
     if from_rpc_error(error).reason in _BLAMELESS:
@@ -68,6 +71,13 @@ def failure(error: CallError) -> Failure | None:
     # differs. Whatever is not surely unsent counts as lost.
     unsent = "failed to connect" in (error.details() or "").lower()
     return Failure.UNREACHED if unsent else Failure.LOST
+
+
+def _is_reset(error: grpc.aio.AioRpcError) -> bool:
+    # What a server has not handed to a handler when it stops, gRPC resets. We see CANCELLED,
+    # with gRPC's own text, though neither we nor the caller cancelled.
+    bare = not error.trailing_metadata() and error.details() == "CANCELLED"
+    return bare and error.code() is grpc.StatusCode.CANCELLED
 
 
 def is_fault(error: CallError, seconds: float) -> bool:
@@ -82,6 +92,8 @@ def told(error: CallError) -> TensorwayError:
     """What the caller is told when the error is the end of it."""
     if isinstance(error, WorkerLost):
         return Unavailable("the worker was lost while it had the request")
+    if _is_reset(error):
+        return Unavailable("the worker stopped before it answered", reason="SHUTTING_DOWN")
     return from_rpc_error(error)
 
 

@@ -64,20 +64,25 @@ class Running:
 
     async def add(self, worker: FakeWorker | None = None, **options: Any) -> FakeWorker:
         """A worker in this process, once the router knows it."""
-        worker, before = worker or FakeWorker(), len(self.fleet.workers())
+        worker, known = worker or FakeWorker(), self.ids()
         await self.stack.enter_async_context(running(worker, self.address, **options))
-        await self.until(lambda: len(self.fleet.workers()) > before)
+        await self.until(lambda: bool(self.ids() - known))
         return worker
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         """A worker in a process of its own, once the router knows it."""
-        before = len(self.fleet.workers())
+        # Not by their number: another one may be leaving.
+        known = self.ids()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.router.fakes", self.address, *arguments)
         )
         self.processes.append(process)
-        await self.until(lambda: len(self.fleet.workers()) > before)
+        await self.until(lambda: bool(self.ids() - known))
         return process
+
+    def ids(self) -> set[str]:
+        """The ids of the workers it knows."""
+        return {worker.registration.worker_id for worker in self.fleet.workers()}
 
     async def until(self, reached: Callable[[], bool], seconds: float = 20.0) -> None:
         """Wait for a change of the router's workers to bring something about."""

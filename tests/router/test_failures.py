@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
@@ -101,7 +102,42 @@ async def test_a_rolling_restart_under_load_is_not_noticed(router: Running) -> N
             assert await process.wait() == 0
 
     assert load.errors == []
+    await router.until(lambda: len(router.fleet.workers()) == 3)
     assert all(".new" in worker.place[0] for worker in router.fleet.workers())
+
+
+@asynccontextmanager
+async def stopping() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A server that takes up no call, and its address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.router.stopping"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process, f"127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        await process.communicate(b"\n")
+
+
+async def test_calls_that_a_stopping_server_resets_are_not_noticed(router: Running) -> None:
+    """What it has not taken up ends as CANCELLED, though nobody cancelled: tried elsewhere."""
+    good = await router.add(endpoint="test.good.embed")
+    async with stopping() as (process, address):
+        worker = model_pb2.Worker(endpoint="test.stops.embed", address=address, model=good.model)
+        stuck = await router.fleet.join(worker)
+        calls = asyncio.gather(*(router.embed("x") for _ in range(10)))
+        await router.until(lambda: len(good.requests) + stuck.requests == 10)
+        given = stuck.requests
+        # They are on their way, which nothing here can see.
+        await asyncio.sleep(0.3)
+        process.stdin.write(b"\n")
+
+        answers = await calls
+
+    assert all(list(answer.embeddings[0].values) == vector("x") for answer in answers)
+    assert len(good.requests) == 10
+    assert router.fleet.pools["fake"].counts.retries == given > 0
 
 
 async def test_a_poison_request_kills_at_most_two_workers(router: Running) -> None:

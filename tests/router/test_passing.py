@@ -41,17 +41,17 @@ async def test_request_id_trace_and_deadline_reach_the_worker(router: Running) -
     metadata = (("x-request-id", "abc"), ("traceparent", TRACE))
     request = embedding_pb2.EmbedRequest(model="fake", texts={"texts": ["a"]})
 
-    answer = await router.embedding.Embed(request, metadata=metadata, timeout=5)
+    answer = await router.embedding.Embed(request, metadata=metadata, timeout=30)
 
     assert answer.request_id == "abc"
     assert worker.metadata[0]["x-request-id"] == "abc"
     assert worker.metadata[0]["traceparent"].split("-")[1] == TRACE.split("-")[1]
-    assert 4 < worker.deadlines[0] < 5.5
+    assert 10 < worker.deadlines[0] <= 30
 
 
 async def test_a_caller_without_a_deadline_gets_the_default_one() -> None:
     """Every request ends."""
-    async with routing(timeout=0.2) as router:
+    async with routing(timeout=1.5) as router:
         worker = await router.add()
         worker.delay = 60
 
@@ -60,7 +60,7 @@ async def test_a_caller_without_a_deadline_gets_the_default_one() -> None:
         await router.until(lambda: not worker.active)
 
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert worker.deadlines[0] < 0.5
+    assert worker.deadlines[0] <= 1.5
 
 
 async def test_a_cancelled_call_stops_at_the_worker(router: Running) -> None:

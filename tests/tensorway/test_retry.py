@@ -35,6 +35,7 @@ def rpc_error(
 UNREACHED = rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error")
 LOST = rpc_error(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 DECLINED = rpc_error(grpc.StatusCode.UNAVAILABLE, "no", Unavailable("no", reason="SHUTTING_DOWN"))
+RESET = rpc_error(grpc.StatusCode.CANCELLED, "CANCELLED")
 ENGINE_DEAD = rpc_error(grpc.StatusCode.UNAVAILABLE, "no", Unavailable("the engine died"))
 
 
@@ -53,6 +54,7 @@ def after(*outcomes: CallError, budget: Budget | None = None) -> int:
         (UNREACHED, Failure.UNREACHED),
         (LOST, Failure.LOST),
         (DECLINED, Failure.DECLINED),
+        (RESET, Failure.DECLINED),
         (ENGINE_DEAD, Failure.LOST),
         (WorkerLost(), Failure.LOST),
     ],
