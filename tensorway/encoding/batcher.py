@@ -84,12 +84,12 @@ class Batcher:
         self._running = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Fail what is left, and close the backend on its thread."""
+        """Fail what is left, and close the backend on its thread if it was built."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
             self._running = None
-        await self._on_thread(self._backend.close)
+            await self._on_thread(self._backend.close)
         self._preprocess.shutdown(wait=False, cancel_futures=True)
         self._encoder.shutdown(wait=False)
 

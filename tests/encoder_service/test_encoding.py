@@ -82,6 +82,20 @@ async def test_loading_proves_the_encoder() -> None:
             pass
 
 
+async def test_what_was_never_built_is_not_closed() -> None:
+    """A backend that fails to load is left alone, and its error is what is raised."""
+
+    class Absent(MeanEncoder):
+        def build(self, model_id: str) -> None:
+            raise OSError("no weights")
+
+    backend = Absent()
+    with pytest.raises(OSError, match="no weights"):
+        async with loaded(backend):
+            pass
+    assert not backend.closed
+
+
 async def test_concurrent_requests_share_batches() -> None:
     """What waits while the encoder works goes together, up to the cost limit."""
     async with loaded(encoder_cache_mib=0) as (encoder, backend):
