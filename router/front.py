@@ -78,7 +78,7 @@ class Front:
 
         It must end within so many seconds.
         """
-        with metrics.counted(self.recents) as count:
+        with metrics.Count(self.recents) as count:
             pool, who = self.names.pool(model, task), caller(context)
             count.model = pool.model
             self.admission.take(pool.model, who, work)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
+from types import TracebackType
+from typing import Self
 
 import grpc
 from prometheus_client import Counter, Histogram
@@ -57,15 +57,36 @@ def _seconds(model: str) -> tuple[Histogram, Histogram]:
     return SECONDS.labels(model), OWN_SECONDS.labels(model)
 
 
-@dataclass
 class Count:
-    """What is noted of one request while it runs."""
+    """Counts one request, whatever becomes of it; a context manager around the request."""
 
-    model: str = ""
-    worker_seconds: float = 0.0
-    """Time in which at least one worker had the request."""
-    _workers: int = 0
-    _since: float = 0.0
+    def __init__(self, recents: Recents) -> None:
+        self.model = ""
+        """What the request is counted for, once it is known."""
+        self._recents = recents
+        self._worker_seconds = 0.0
+        self._workers = 0
+        self._since = 0.0
+        self._started = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        code = grpc.StatusCode.OK if error is None else _code(error)
+        _requests(self.model, code).inc()
+        if self.model:
+            seconds = time.perf_counter() - self._started
+            total, own = _seconds(self.model)
+            total.observe(seconds)
+            own.observe(seconds - self._worker_seconds)
+            ok = code is grpc.StatusCode.OK
+            self._recents[self.model].add(time.monotonic(), seconds, ok)
 
     def enter(self) -> None:
         """A worker has the request from now on."""
@@ -77,27 +98,7 @@ class Count:
         """A worker does not have it any more."""
         self._workers -= 1
         if not self._workers:
-            self.worker_seconds += time.perf_counter() - self._since
-
-
-@contextmanager
-def counted(recents: Recents) -> Iterator[Count]:
-    """Count a request, whatever becomes of it."""
-    count, started, code = Count(), time.perf_counter(), grpc.StatusCode.OK
-    try:
-        yield count
-    except BaseException as error:
-        code = _code(error)
-        raise
-    finally:
-        _requests(count.model, code).inc()
-        if count.model:
-            seconds = time.perf_counter() - started
-            total, own = _seconds(count.model)
-            total.observe(seconds)
-            own.observe(seconds - count.worker_seconds)
-            ok = code is grpc.StatusCode.OK
-            recents[count.model].add(time.monotonic(), seconds, ok)
+            self._worker_seconds += time.perf_counter() - self._since
 
 
 def _code(error: BaseException) -> grpc.StatusCode:

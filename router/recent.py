@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -25,8 +25,7 @@ class Summary(Struct, frozen=True):
     """99 of 100 that succeeded took at most so many seconds."""
 
 
-@dataclass(frozen=True)
-class _Ended:
+class _Ended(NamedTuple):
     at: float
     seconds: float
     ok: bool

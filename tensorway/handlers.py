@@ -8,10 +8,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,11 +152,11 @@ class Calls:
         assert task is not None
         self._tasks[task] = rules.lasting
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
-        logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or uuid.uuid4().hex)
+        logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or secrets.token_hex(16))
         with telemetry.server_span(rules.name, headers) as span:
             try:
                 self._admit(rules, headers)
-                async with _deadline(self._timeout(rules, context)):
+                async with self._deadline(rules, context):
                     yield
                 code = grpc.StatusCode.OK
             except grpc.aio.AbortError:
@@ -164,8 +170,7 @@ class Calls:
             finally:
                 del self._tasks[task]
                 telemetry.end_rpc(span, rules.name, code)
-                metrics.RPCS.labels(rules.name, code.name).inc()
-                metrics.RPC_SECONDS.labels(rules.name).observe(time.perf_counter() - started)
+                metrics.count_rpc(rules.name, code, time.perf_counter() - started)
         # After it was counted: who has the answer may look at the counters next.
         if error is not None:
             await errors.abort(context, error)
@@ -177,9 +182,9 @@ class Calls:
         if self._tokens and not rules.open:
             credentials.check_token(headers.get("authorization", ""), self._tokens)
 
-    def _timeout(self, rules: _Rules, context: Context) -> float | None:
+    def _deadline(self, rules: _Rules, context: Context) -> AbstractAsyncContextManager[None]:
         given = context.time_remaining() is not None
-        return None if given or rules.streaming else self._default_timeout
+        return nullcontext() if given or rules.streaming else _deadline(self._default_timeout)
 
     def _translate(self, raised: BaseException, context: Context) -> errors.TensorwayError:
         if isinstance(raised, _CALLER_LEFT):
@@ -221,7 +226,7 @@ def _written(function: Any) -> Any:
 
 
 @asynccontextmanager
-async def _deadline(seconds: float | None) -> AsyncIterator[None]:
+async def _deadline(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds) as timer:
             yield

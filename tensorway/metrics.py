@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+import grpc
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 
 from tensorway.flags import BadFlag
@@ -27,6 +29,23 @@ RPC_SECONDS = Histogram(
     ["method"],
     buckets=LATENCY_BUCKETS,
 )
+
+
+def count_rpc(method: str, code: grpc.StatusCode, seconds: float) -> None:
+    """Count an RPC that ended, after so many seconds."""
+    _rpcs(method, code).inc()
+    _rpc_seconds(method).observe(seconds)
+
+
+# To look a label set up each time costs more than to count.
+@cache
+def _rpcs(method: str, code: grpc.StatusCode) -> Counter:
+    return RPCS.labels(method, code.name)
+
+
+@cache
+def _rpc_seconds(method: str) -> Histogram:
+    return RPC_SECONDS.labels(method)
 
 
 @dataclass(frozen=True)

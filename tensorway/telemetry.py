@@ -7,11 +7,11 @@ exporter does not cut a trace in two.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import grpc
-from opentelemetry import propagate, trace
+from opentelemetry import context, propagate, trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -22,6 +22,9 @@ from opentelemetry.util.types import AttributeValue
 _EXPORT_SECONDS = 3
 
 TRACER = trace.get_tracer("tensorway")
+
+_FIELDS = frozenset(propagate.get_global_textmap().fields)
+_NO_SPAN = nullcontext(trace.INVALID_SPAN)
 
 Operation = Literal["embeddings", "text_completion", "generate_content"]
 
@@ -47,18 +50,17 @@ def setup(service: str, endpoint: str | None) -> None:
     trace.set_tracer_provider(provider)
 
 
-@contextmanager
-def server_span(name: str, headers: Mapping[str, str]) -> Iterator[Span]:
+def server_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
     """A span for a call that came in, under the caller's span if it sent one."""
+    parent = context.Context() if _FIELDS.isdisjoint(headers) else propagate.extract(headers)
+    span = TRACER.start_span(name, context=parent, kind=SpanKind.SERVER)
+    # No exporter and no caller's trace: nothing to carry, and no time to lose.
+    if span is trace.INVALID_SPAN:
+        return _NO_SPAN
     # An error here is how the call ended, which end_rpc tells; most are the caller's.
-    with TRACER.start_as_current_span(
-        name,
-        context=propagate.extract(headers),
-        kind=SpanKind.SERVER,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        yield span
+    return trace.use_span(
+        span, end_on_exit=True, record_exception=False, set_status_on_exception=False
+    )
 
 
 def end_rpc(span: Span, method: str, code: grpc.StatusCode) -> None:
@@ -106,5 +108,6 @@ def set_usage(span: Span, input_tokens: int, output_tokens: int = 0) -> None:
 def headers() -> dict[str, str]:
     """The current context as headers for the next hop."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    if context.get_current():
+        propagate.inject(carrier)
     return carrier
