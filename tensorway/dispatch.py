@@ -57,16 +57,15 @@ async def scatter(pool: Pool[R], request: Any, replicas: Sequence[R], send: Send
     shards = sharding.split(sizes, [replica.free for replica in replicas])
     pool.counts.shards += len(shards)
 
-    async def answer(shard: sharding.Shard, replica: R) -> Any:
+    async def answer(shard: sharding.Shard, replica: R) -> bytes:
         piece, work = sharding.part(request, shard), sum(sizes[shard.start : shard.stop])
         try:
-            answer = await dispatch(pool, piece, work, send, first=replica)
+            return await dispatch(pool, piece, work, send, first=replica)
         except TensorwayError as error:
             raise sharding.shift(error, shard.start) from None
-        return wire.EmbedResponse.FromString(answer)
 
     parts = await _all_or_none(answer(*pair) for pair in zip(shards, replicas, strict=False))
-    return bytes(wire.merge_embeddings(parts).SerializeToString())
+    return wire.merge_embeddings(parts)
 
 
 async def _tried(pool: Pool[R], job: _Job[R], first: R | None = None) -> bytes:

@@ -107,8 +107,8 @@ def test_merge(parts: list[list[list[float]]]) -> None:
         part.usage.prompt_tokens = part.usage.total_tokens = 10 * len(vectors)
         for index, vector in enumerate(vectors):
             part.embeddings.add(index=index, values=np.array(vector, "<f4").tobytes())
-        answers.append(part)
-    merged = wire.merge_embeddings(answers)
+        answers.append(part.SerializeToString())
+    merged = wire.EmbedResponse.FromString(wire.merge_embeddings(answers))
     flat = [np.array(vector, "<f4").tobytes() for vectors in parts for vector in vectors]
     assert [embedding.values for embedding in merged.embeddings] == flat
     assert [embedding.index for embedding in merged.embeddings] == list(range(len(flat)))
