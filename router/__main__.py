@@ -8,7 +8,7 @@ from functools import partial
 
 import uvloop
 
-from tensorway import lifeline, logs, serving, telemetry
+from tensorway import lifeline, logs, memory, serving, telemetry
 from tensorway.flags import command
 from tensorway.options import DialOptions, ObserveOptions
 
@@ -16,6 +16,9 @@ from .lifecycle import Options, run
 from .options import RouterListenOptions, RouterOptions
 
 LOG = logging.getLogger(__name__)
+
+# Room for a few answers of some MiB, which come and go with every call.
+KEPT_MIB = 128
 
 
 @command("tensorway-router", RouterOptions, RouterListenOptions, DialOptions, ObserveOptions)
@@ -25,6 +28,7 @@ def main(
     """Find the workers of a model and share its requests among them."""
     if router.is_follower:
         lifeline.die_with_parent(os.getppid())
+    memory.keep_freed(KEPT_MIB)
     logs.setup(observe)
     LOG.info("%s %s %s %s", router, listen, dial, observe)
     telemetry.setup("tensorway-router", observe.otlp_endpoint)
