@@ -17,6 +17,7 @@ from .service import EmbedWorkerOptions, Launch, run
     DialOptions,
     ObserveOptions,
     extra_args=True,
+    check=refuse_flags,
 )
 def main(
     options: EmbedWorkerOptions,
@@ -27,7 +28,6 @@ def main(
     engine_flags: tuple[str, ...],
 ) -> None:
     """Serve one embedding model: MODEL, and any engine flag of `vllm serve`."""
-    refuse_flags(engine_flags)
     logs.setup(observe)
     telemetry.setup("tensorway-embed-worker", observe.otlp_endpoint)
     launch = Launch(options, listen, register, dial, metrics.serve(observe), engine_flags)

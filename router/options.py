@@ -12,6 +12,8 @@ from tensorway import balance, pool, retry
 from tensorway.flags import BadFlag, flag
 from tensorway.options import PORT, SECONDS, ListenOptions
 
+from .config import load
+
 COUNT = click.IntRange(min=0)
 # A worker reports every second.
 LEASE = click.FloatRange(min=2)
@@ -76,6 +78,8 @@ class RouterOptions:
     def __post_init__(self) -> None:
         if self.processes > 1 and self.follow:
             raise BadFlag("--processes and --follow: a router that follows is one process")
+        # A bad file is a bad flag: it stops the process before anything is opened.
+        load(self.config)
 
     @property
     def is_follower(self) -> bool:

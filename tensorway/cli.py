@@ -8,7 +8,10 @@ import click
 
 from tensorway import __version__
 
-COMMANDS = ("up", "demo", "models", "workers")
+COMMANDS = (
+    *("up", "demo", "check", "models", "workers"),
+    *("embed", "generate", "bench", "completion"),
+)
 
 
 class _Commands(click.Group):

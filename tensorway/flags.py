@@ -40,27 +40,49 @@ def flag(default: Any, *, help: str, type: click.ParamType[Any] | None = None) -
     return dataclasses.field(default=default, metadata={"help": help, "type": type})
 
 
+def argument(default: Any, *, type: click.ParamType[Any] | None = None) -> Any:
+    """A dataclass field that is given by its place; the command's docstring explains it.
+
+    A tuple takes any number of values.
+    """
+    metadata = {"help": "", "type": type, "argument": True}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def command(
-    name: str, *groups: type, extra_args: bool = False
+    name: str,
+    *groups: type,
+    extra_args: bool = False,
+    check: Callable[[tuple[str, ...]], None] | None = None,
+    terse: bool = False,
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Make a click command that calls the function with one value of each group.
 
     With ``extra_args``, what no flag of ours takes is kept in order and passed last,
-    as a tuple of strings.
+    as a tuple of strings; ``check`` raises BadFlag for what must not be among it. With
+    ``terse`` the help leaves out variables, and defaults that say nothing, but they work all
+    the same. Without it there is ``--dry-run``, by which `tensorway check` asks a service.
     """
+    dry_run = click.Option(["--dry-run"], is_flag=True, help="Check the flags, and stop.")
 
     def decorate(function: Callable[..., None]) -> click.Command:
-        def callback(**values: Any) -> None:
+        def callback(*, dry_run: bool = False, **values: Any) -> None:
             extra = (tuple(click.get_current_context().args),) if extra_args else ()
             try:
                 parsed = [build(group, values) for group in groups]
-                function(*parsed, *extra)
+                if check is not None:
+                    check(*extra)
+                if not dry_run:
+                    function(*parsed, *extra)
             except BadFlag as error:
                 raise _Refused(str(error)) from error
 
         return click.Command(
             name,
-            params=[param for group in groups for param in options(group)],
+            params=[
+                *(param for group in groups for param in options(group, terse=terse)),
+                *(() if terse else (dry_run,)),
+            ],
             callback=callback,
             help=function.__doc__,
             context_settings={
@@ -75,11 +97,13 @@ def command(
     return decorate
 
 
-def options(group: type) -> list[click.Option]:
-    """The click options of a dataclass, one for each field."""
+def options(group: type, *, terse: bool = False) -> list[click.Parameter]:
+    """The click options and arguments of a dataclass, one for each field."""
     hints = get_type_hints(group)
     return [
-        _option(field, hints[field.name])
+        _argument(field, hints[field.name])
+        if "argument" in field.metadata
+        else _option(field, hints[field.name], terse=terse)
         for field in dataclasses.fields(group)
         if "help" in field.metadata
     ]
@@ -94,12 +118,25 @@ def _names(group: type) -> set[str]:
     return {field.name for field in dataclasses.fields(group)}
 
 
-def _option(field: dataclasses.Field[Any], hint: Any) -> click.Option:
+def _argument(field: dataclasses.Field[Any], hint: Any) -> click.Argument:
+    if get_origin(hint) is tuple:
+        return click.Argument([field.name], nargs=-1, type=field.metadata["type"])
+    # click knows "-" only as a string.
+    default = str(field.default) if isinstance(field.default, Path) else field.default
+    kind = field.metadata["type"]
+    return click.Argument([field.name], default=default, required=False, type=kind)
+
+
+def _option(field: dataclasses.Field[Any], hint: Any, *, terse: bool) -> click.Option:
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(arg for arg in get_args(hint) if arg is not types.NoneType)
     name = "--" + field.name.replace("_", "-")
-    common = {"default": field.default, "help": field.metadata["help"], "show_envvar": True}
+    common = {"default": field.default, "help": field.metadata["help"], "show_envvar": not terse}
+    if terse and not field.default:
+        common["show_default"] = False
     if hint is bool:
+        if terse and not field.default:
+            return click.Option([name], is_flag=True, **common)
         return click.Option([f"{name}/--no-{name[2:]}"], **common)
     if get_origin(hint) is tuple:
         hint = get_args(hint)[0]

@@ -43,8 +43,13 @@ def show(options: AskOptions, answer: Message, table: Table) -> None:
     if options.json:
         click.echo(MessageToJson(answer, always_print_fields_with_no_presence=True))
     else:
-        # Wide enough for any row: a terminal wraps it, and a pipe gets it whole.
-        Console(width=_WIDTH).print(table)
+        show_table(table)
+
+
+def show_table(table: Table) -> None:
+    """Print a table."""
+    # Wide enough for any row: a terminal wraps it, and a pipe gets it whole.
+    Console(width=_WIDTH).print(table)
 
 
 def columns(*names: str) -> Table:

@@ -10,7 +10,7 @@ from tensorway.options import DialOptions
 from tensorway.v1 import model_pb2
 
 
-@command("tensorway-models", AskOptions, DialOptions)
+@command("tensorway-models", AskOptions, DialOptions, terse=True)
 def models(options: AskOptions, dial: DialOptions) -> None:
     """List the models that are served."""
     answer = ask(options, dial, "ListModels", model_pb2.ListModelsRequest())

@@ -19,7 +19,7 @@ class WorkersOptions:
     model: str = flag("", help="Only workers of this model, by name or alias.")
 
 
-@command("tensorway-workers", WorkersOptions, AskOptions, DialOptions)
+@command("tensorway-workers", WorkersOptions, AskOptions, DialOptions, terse=True)
 def workers(which: WorkersOptions, options: AskOptions, dial: DialOptions) -> None:
     """List the workers, and the work that each has now."""
     request = model_pb2.ListWorkersRequest(model=which.model)

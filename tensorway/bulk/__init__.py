@@ -1,0 +1,1 @@
+"""Embedding whole files: rows in, vectors out, across interruptions."""
