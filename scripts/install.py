@@ -40,7 +40,7 @@ def install_project() -> None:
     install_torch(venv)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     developer: list[str] = project["dependency-groups"]["dev"]
-    step("everything else", pip(venv, "-e", ".[cpu,demo]", *developer))
+    step("everything else", pip(venv, "-e", ".[cpu,demo,parquet]", *developer))
     if broken := [name for name in BESIDE_TORCH if not can_import(venv, name)]:
         uninstall = [str(venv / "bin/pip"), "uninstall", "--quiet", "--yes", *broken]
         step("remove unused CUDA builds", uninstall)
