@@ -56,9 +56,11 @@ class ModelService:
     ) -> AsyncIterator[model_pb2.WatchWorkersResponse]:
         """The workers now, and again whenever they change."""
         sent: model_pb2.WatchWorkersResponse | None = None
+        aliases = self._names.describe()
         while True:
             changed = self._fleet.changed
-            now = model_pb2.WatchWorkersResponse(workers=self._workers(request.model))
+            workers = self._workers(request.model)
+            now = model_pb2.WatchWorkersResponse(workers=workers, aliases=aliases)
             # A change of another model's workers is none of these.
             if now != sent:
                 yield now

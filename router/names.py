@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
+from tensorway.aliases import Aliases, draw
 from tensorway.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tensorway.pool import Pool
 from tensorway.v1 import model_pb2
 
 from .fleet import Fleet
 from .worker import Worker
-
-Aliases = Mapping[str, Mapping[str, float]]
 
 # Names that a NOT_FOUND lists at most.
 _LISTED = 50
@@ -40,7 +39,7 @@ class Names:
     def model(self, name: str) -> str:
         """The model that a name stands for; the name itself when it is no alias."""
         if (targets := self._aliases.get(name)) is not None:
-            return self._draw(targets)
+            return draw(targets, self._fleet.pools, self._random)
         if name in self._fleet.pools:
             return name
         owners = (model.name for model in self._fleet.models.values() if name in model.aliases)
@@ -57,16 +56,14 @@ class Names:
         """The configured names that may lead to a model."""
         return sorted(alias for alias, targets in self._aliases.items() if model in targets)
 
+    def describe(self) -> list[model_pb2.Alias]:
+        """The configured names as the contract shows them."""
+        return [_alias(name, targets) for name, targets in self._aliases.items()]
+
     def known(self) -> list[str]:
         """Every name that may be asked for, sorted."""
         declared = (alias for model in self._fleet.models.values() for alias in model.aliases)
         return sorted({*self._aliases, *self._fleet.pools, *declared})
-
-    def _draw(self, targets: Mapping[str, float]) -> str:
-        pools = self._fleet.pools
-        live = [name for name in targets if name in pools and pools[name].ready()]
-        choice = live or [name for name in targets if name in pools] or list(targets)
-        return self._random.choices(choice, [targets[name] for name in choice])[0]
 
     def _unknown(self, name: str) -> Exception:
         if not name:
@@ -77,3 +74,8 @@ class Names:
         listed = ", ".join(map(repr, known[:_LISTED])) or "none"
         more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
         return NotFound(f"model: {name!r} is not known; known: {listed}{more}", field="model")
+
+
+def _alias(name: str, targets: Mapping[str, float]) -> model_pb2.Alias:
+    shown = (model_pb2.AliasTarget(model=model, weight=w) for model, w in targets.items())
+    return model_pb2.Alias(name=name, targets=shown)

@@ -8,12 +8,14 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import grpc
 
 from tensorway import dispatch, envelope, probing, wire
 from tensorway._client_calls import EMBED, Calls
+from tensorway.aliases import Aliases, draw
 from tensorway.balance import CAPACITY, Replica
 from tensorway.channels import Dialer
 from tensorway.pool import Pool, Rules
@@ -42,8 +44,9 @@ class _Worker(Replica):
 class Direct:
     """Embeds with the workers of a model, and follows the router's table meanwhile.
 
-    A model that the table does not know, an alias of the router's own for one, goes
-    through the router. When the router is lost, the last table holds.
+    Names are the router's, too: an alias is drawn here by the weights of its configuration.
+    What the table does not know goes through the router. When the router is lost, the last
+    table holds.
     """
 
     def __init__(self, calls: Calls, dialer: Dialer) -> None:
@@ -52,6 +55,8 @@ class Direct:
         self._rules = Rules()
         self._workers: dict[str, _Worker] = {}
         self._pools: dict[str, Pool[_Worker]] = {}
+        self._aliases: Aliases = {}
+        self._random = Random()  # noqa: S311
         self._table = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -71,7 +76,7 @@ class Direct:
 
     async def embed(self, request: embedding_pb2.EmbedRequest, timeout: float) -> Any:
         """The answer as ``wire.EmbedResponse``."""
-        if (pool := self._pools.get(request.model)) is None:
+        if (pool := self._pool(request.model)) is None:
             return await self._calls.embed(request, timeout)
         deadline = time.monotonic() + timeout
 
@@ -82,12 +87,21 @@ class Direct:
 
         data = request.SerializeToString()
         view = envelope.EmbedRequest.FromString(data)
-        return wire.EmbedResponse.FromString(await dispatch.embed(pool, view, data, send))
+        if pool.model != request.model:
+            view.model, data = pool.model, envelope.renamed(data, pool.model)
+        answer = wire.EmbedResponse.FromString(await dispatch.embed(pool, view, data, send))
+        answer.model = request.model
+        return answer
+
+    def _pool(self, name: str) -> Pool[_Worker] | None:
+        targets = self._aliases.get(name)
+        return self._pools.get(draw(targets, self._pools, self._random) if targets else name)
 
     async def _follow(self) -> None:
         while True:
             try:
                 async for table in self._calls.watch_workers():
+                    self._aliases = {a.name: _weights(a) for a in table.aliases}
                     self._update(table.workers)
             except grpc.aio.AioRpcError as error:
                 LOG.info("table of workers: %s; trying again", error.details())
@@ -135,3 +149,7 @@ class Direct:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _weights(alias: model_pb2.Alias) -> dict[str, float]:
+    return {target.model: target.weight for target in alias.targets}

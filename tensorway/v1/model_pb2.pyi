@@ -428,19 +428,81 @@ class WatchWorkersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKERS_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]:
         """All of them, sorted by endpoint: each message replaces the one before."""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alias]:
+        """The router's own names for models, whichever model was asked for."""
 
     def __init__(
         self,
         *,
         workers: _abc.Iterable[Global___Worker] | None = ...,
+        aliases: _abc.Iterable[Global___Alias] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchWorkersResponse: _TypeAlias = WatchWorkersResponse  # noqa: Y015
+
+@_typing.final
+class Alias(_message.Message):
+    """Alias is a name that stands for one model, or for a draw among several. It
+    goes before a model of the same name.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name, as requests give it."""
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___AliasTarget]:
+        """The models that it stands for, at least one."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        targets: _abc.Iterable[Global___AliasTarget] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Alias: _TypeAlias = Alias  # noqa: Y015
+
+@_typing.final
+class AliasTarget(_message.Message):
+    """AliasTarget is one of the models that an alias stands for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model."""
+    weight: _builtins.float
+    """Its part of the requests, relative to the other weights; 0 or more."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AliasTarget: _TypeAlias = AliasTarget  # noqa: Y015

@@ -48,6 +48,17 @@ async def test_weights_share_an_alias_between_models() -> None:
     assert 10 <= len(new.requests) <= 60
 
 
+async def test_a_model_of_weight_0_gets_nothing() -> None:
+    """Also when no other model of the alias has a worker: the operator took it out."""
+    async with routing(Config(aliases={"name": {"old": 1, "new": 0}})) as router:
+        new = await router.add(FakeWorker("new"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await router.embed("x", model="name")
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not new.requests
+
+
 async def test_an_alias_avoids_models_without_workers() -> None:
     """While one of its models is down, the other one answers."""
     async with routing(Config(aliases={"name": {"gone": 99, "here": 1}})) as router:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
+from router.config import Config
 from tensorway import errors
 from tensorway.client import AsyncClient
 from tests.router.conftest import routing
@@ -98,6 +99,23 @@ async def test_what_the_table_does_not_know_goes_to_the_router():
             assert worker.metadata[0]["x-request-id"]
             with pytest.raises(errors.NotFound):
                 await client.embed("a", model="other")
+
+
+@pytest.mark.parametrize("name", ["canary", "old"])
+async def test_weighted_aliases_are_drawn_by_the_client(
+    name: str, rpcs: Callable[[str, str], float]
+):
+    """By the router's weights, past the router; an alias goes before a model of its name."""
+    async with routing(Config(aliases={name: {"old": 1, "new": 1}})) as router:
+        workers = [await router.add(FakeWorker(m), endpoint=f"a.b.{m}") for m in ("old", "new")]
+        async with AsyncClient(router.address, direct=True) as client:
+            for _ in range(100):
+                await client.embed("a", model=name)
+            await client.embed([*map(str, range(100))], model=name)
+        assert sum(counts(*workers)) == 101
+        assert min(counts(*workers)) > 20
+        assert {r.model for w in workers for r in w.requests} == {"old", "new"}
+        assert rpcs("tensorway.v1.EmbeddingService/Embed", "OK") == 101
 
 
 async def test_errors_of_a_worker_are_the_callers():
