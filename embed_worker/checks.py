@@ -13,8 +13,6 @@ from embed_worker.tokenizer import TextOptions
 from tensorway.errors import FailedPrecondition, InvalidArgument, NotFound, TooLarge
 from tensorway.v1 import tensor_pb2
 
-MAX_REQUEST_ID = 128
-
 
 def invalid(field: str, message: str) -> InvalidArgument:
     """An error about one field of the request."""
@@ -57,13 +55,6 @@ def top_n(request: Any) -> int | None:
     if request.top_n < 1:
         raise invalid("top_n", f"expected at least 1, got {request.top_n}")
     return int(request.top_n)
-
-
-def check_request_id(request_id: str) -> None:
-    """Raise for an id that is too long to log."""
-    if len(request_id) > MAX_REQUEST_ID:
-        got = f"expected at most {MAX_REQUEST_ID} characters, got {len(request_id)}"
-        raise invalid("request_id", got)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import numpy as np
 from embed_worker import answers, checks, scoring
 from embed_worker.engine import Params
 from embed_worker.model import Model
-from embed_worker.servicer import Holder, bind_request_id
+from embed_worker.servicer import Holder
+from tensorway import logs
 from tensorway.handlers import Context, Service
 from tensorway.v1 import common_pb2, pooling_pb2
 
@@ -99,7 +100,10 @@ class PoolingServicer:
         with model.observed(task):
             checks.check_model(request.model, model.info)
             checks.check_task(task, model.info)
-            yield model, {"model": request.model, "request_id": bind_request_id(request)}
+            yield (
+                model,
+                {"model": request.model, "request_id": logs.bind_request_id(request.request_id)},
+            )
 
     async def _score(self, model: Model, request: Any) -> tuple[list[float], common_pb2.Usage]:
         if model.info.score_type == "cross-encoder":

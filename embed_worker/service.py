@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import click
 
 from embed_worker.admission import Admission, Cost
-from embed_worker.describe import ModelServicer, describe
+from embed_worker.describe import describe
 from embed_worker.engine import Step
 from embed_worker.engine_client import EngineDied, EngineProcess
 from embed_worker.engine_group import EngineGroup
@@ -26,6 +26,7 @@ from tensorway.handlers import Service
 from tensorway.options import DialOptions, ListenOptions, RegisterOptions, Seconds
 from tensorway.registration import advertised, registered
 from tensorway.serving import Server, Stop
+from tensorway.single import SingleModel
 from tensorway.v1 import model_pb2
 
 LOG = logging.getLogger(__name__)
@@ -80,44 +81,41 @@ class Launch(NamedTuple):
 
 async def run(stop: Stop, launch: Launch) -> None:
     """Serve until asked to stop; raises EngineDied when the engine dies before that."""
-    options, listen, register = launch.options, launch.listen, launch.register
-    holder, worker = (
-        Holder(),
-        model_pb2.Worker(endpoint=register.endpoint, metrics_address=launch.metrics_address),
-    )
-
-    def stepped(step: Step, seconds: float) -> None:
-        if holder.loaded:
-            holder.loaded.stepped(step, seconds)
-
-    processes = [
-        EngineProcess(
-            options.engine,
-            launch.engine_flags,
-            options.engine_processes,
-            options.engine_timeout,
-            stepped,
-        )
-        for _ in range(options.engine_processes)
-    ]
-    engine = EngineGroup(processes, options.shard_tokens)
+    holder, single = Holder(), SingleModel()
+    engine = _engine(launch, holder)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
-        server = await stack.enter_async_context(Server(listen, _services(holder, worker, options)))
-        if (model := await stop.unless(_load(engine, options))) is None:
+        services = _services(holder, single, launch.options)
+        server = await stack.enter_async_context(Server(launch.listen, services))
+        if (model := await stop.unless(_load(engine, launch.options))) is None:
             return
         stack.enter_context(engine_metrics(engine))
-        worker.MergeFrom(_describe(model, register, listen, server.port, options))
+        worker = _describe(model, launch, server.port)
         holder.loaded = model
+        single.ready(worker, model.load)
         await server.set_serving()
-        dialer = Dialer(launch.dial)
-        await stack.enter_async_context(registered(register.router, dialer, worker, model.load))
+        dialer, routers = Dialer(launch.dial), launch.register.router
+        await stack.enter_async_context(registered(routers, dialer, worker, model.load))
         LOG.info("ready: %s, %d dimensions", model.name, model.info.dimensions)
         engine.died.add_done_callback(lambda died: stop.ask(died.exception()))
         try:
             await stop.wait()
         finally:
             await server.set_serving(serving=False)
+
+
+def _engine(launch: Launch, holder: Holder) -> EngineGroup:
+    options, count = launch.options, launch.options.engine_processes
+
+    def stepped(step: Step, seconds: float) -> None:
+        if holder.loaded:
+            holder.loaded.stepped(step, seconds)
+
+    def process() -> EngineProcess:
+        flags, timeout = launch.engine_flags, options.engine_timeout
+        return EngineProcess(options.engine, flags, count, timeout, stepped)
+
+    return EngineGroup([process() for _ in range(count)], options.shard_tokens)
 
 
 async def _load(engine: EngineGroup, options: EmbedWorkerOptions) -> Model:
@@ -142,30 +140,19 @@ async def _load(engine: EngineGroup, options: EmbedWorkerOptions) -> Model:
     return model
 
 
-def _describe(
-    model: Model,
-    register: RegisterOptions,
-    listen: ListenOptions,
-    port: int,
-    options: EmbedWorkerOptions,
-) -> model_pb2.Worker:
+def _describe(model: Model, launch: Launch, port: int) -> model_pb2.Worker:
     return model_pb2.Worker(
-        address=advertised(register, listen.host, port),
+        endpoint=launch.register.endpoint,
+        address=advertised(launch.register, launch.listen.host, port),
+        metrics_address=launch.metrics_address,
         model=describe(model.info),
         state=model_pb2.WORKER_STATE_READY,
-        capacity_tokens=options.max_queued_tokens,
+        capacity_tokens=launch.options.max_queued_tokens,
     )
 
 
 def _services(
-    holder: Holder, worker: model_pb2.Worker, options: EmbedWorkerOptions
-) -> list[Service]:
-    return [
-        EmbeddingServicer(holder, options.max_stream_requests).service(),
-        PoolingServicer(holder).service(),
-        Service(
-            model_pb2.DESCRIPTOR.services_by_name["ModelService"],
-            ModelServicer(holder, worker),
-            lasting=frozenset({"WatchWorkers"}),
-        ),
-    ]
+    holder: Holder, single: SingleModel, options: EmbedWorkerOptions
+) -> tuple[Service, ...]:
+    embedding = EmbeddingServicer(holder, options.max_stream_requests)
+    return embedding.service(), PoolingServicer(holder).service(), single.service()

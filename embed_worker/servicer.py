@@ -49,7 +49,7 @@ class EmbeddingServicer:
     ) -> bytes:
         with model.observed("embed"):
             checks.check_model(request.model, model.info)
-            request_id = bind_request_id(request)
+            request_id = logs.bind_request_id(request.request_id)
             checks.check_task("embed", model.info)
             params = Params("embed", checks.dimensions(request, model.info))
             element_type = checks.element_type(request)
@@ -93,11 +93,3 @@ class EmbeddingServicer:
             "EmbedStream": (stream, EmbedStreamResponse.SerializeToString),
         }
         return Service(_EMBEDDING, self, codecs=codecs)
-
-
-def bind_request_id(request: Any) -> str:
-    """The request's id: its own, or else that of the call; logs carry it from here on."""
-    checks.check_request_id(request.request_id)
-    if request.request_id:
-        logs.request_id.set(request.request_id)
-    return logs.request_id.get()

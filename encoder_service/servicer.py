@@ -14,7 +14,6 @@ from tensorway.handlers import Context, Service
 from tensorway.handoff import stream
 from tensorway.v1 import encoder_pb2, generator_pb2, handoff_pb2, model_pb2
 
-MAX_ID = 128
 _RETRY_SECONDS = 1.0
 
 
@@ -95,7 +94,7 @@ class EncoderServicer:
             )
         self._requests += 1
         try:
-            yield _bound(request_id)
+            yield logs.bind_request_id(request_id)
         finally:
             self._requests -= 1
 
@@ -112,14 +111,3 @@ def _source(
         return_text=request.return_text,
         request_id=request_id,
     )
-
-
-def _bound(request_id: str) -> str:
-    if len(request_id) > MAX_ID:
-        raise InvalidArgument(
-            f"request_id: expected at most {MAX_ID} characters, got {len(request_id)}",
-            field="request_id",
-        )
-    if request_id:
-        logs.request_id.set(request_id)
-    return logs.request_id.get()

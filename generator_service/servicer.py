@@ -10,11 +10,9 @@ from generator_service.model import Generator
 from generator_service.options import GeneratorOptions
 from tensorway import logs
 from tensorway.deadline import deadline
-from tensorway.errors import InvalidArgument, TensorwayError, Unavailable
+from tensorway.errors import TensorwayError, Unavailable
 from tensorway.handlers import Context, Service
 from tensorway.v1 import generator_pb2
-
-MAX_ID = 128
 
 
 class Holder:
@@ -48,7 +46,9 @@ class GeneratorServicer:
             with generator.admitted():
                 async with deadline(context, self._options.generate_timeout):
                     start = await incoming.start()
-                    answer = generator.generate(start, incoming, bind_request_id(start.request_id))
+                    answer = generator.generate(
+                        start, incoming, logs.bind_request_id(start.request_id)
+                    )
                     async with aclosing(answer) as responses:
                         async for response in responses:
                             yield response
@@ -70,15 +70,3 @@ class GeneratorServicer:
         descriptor = generator_pb2.DESCRIPTOR.services_by_name["GeneratorService"]
         serialize = generator_pb2.GenerateResponse.SerializeToString
         return Service(descriptor, self, codecs={"Generate": (None, serialize)})
-
-
-def bind_request_id(request_id: str) -> str:
-    """The request's id: its own, or else that of the call; logs carry it from here on."""
-    if len(request_id) > MAX_ID:
-        raise InvalidArgument(
-            f"request_id: expected at most {MAX_ID} characters, got {len(request_id)}",
-            field="request_id",
-        )
-    if request_id:
-        logs.request_id.set(request_id)
-    return logs.request_id.get()

@@ -9,7 +9,10 @@ from contextvars import ContextVar
 from opentelemetry import trace
 from pythonjsonlogger.json import JsonFormatter
 
+from tensorway.errors import InvalidArgument
 from tensorway.options import ObserveOptions
+
+MAX_REQUEST_ID = 128
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
@@ -24,6 +27,19 @@ def setup(options: ObserveOptions) -> None:
     handler.setFormatter(JsonFormatter(JSON) if json else logging.Formatter(TEXT))
     handler.addFilter(_add_ids)
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler], force=True)
+
+
+def bind_request_id(given: str) -> str:
+    """The id of the request at hand: its own if it has one, or else that of its call.
+
+    Logs carry it from here on. Raises InvalidArgument for one that is too long to log.
+    """
+    if len(given) > MAX_REQUEST_ID:
+        expected = f"expected at most {MAX_REQUEST_ID} characters, got {len(given)}"
+        raise InvalidArgument(f"request_id: {expected}", field="request_id")
+    if given:
+        request_id.set(given)
+    return request_id.get()
 
 
 def _add_ids(record: logging.LogRecord) -> bool:
