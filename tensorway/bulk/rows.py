@@ -78,8 +78,8 @@ class ParseJson:
             raise ValueError(f"not JSON: {error}") from None
         if not isinstance(value, dict):
             raise ValueError(f"expected an object, got {type(value).__name__}")  # noqa: TRY004
-        row_id = checked_id(_field(value, self.id_field)) if self.id_field else line - 1
-        return row_id, checked(_field(value, self.text_field))
+        text = checked(_field(value, self.text_field))
+        return checked_id(_field(value, self.id_field)) if self.id_field else line - 1, text
 
 
 def checked(text: Any) -> str:

@@ -86,8 +86,9 @@ class Cell:
 def bench(options: BenchOptions, ask: AskOptions, dial: DialOptions) -> None:
     """Measure a running service.
 
-    So many callers send a request each, wait for its answer and send the next, for each
-    batch size and each concurrency in turn. Texts are random words, never the same twice.
+    Callers send a request, wait for its answer and send the next: so many of them as
+    --concurrency says, with so many texts as --batch says, one combination after the other.
+    Texts are random words.
 
     Exit status: 0 every request was answered, 1 some failed, 2 wrong flags.
     """
