@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 
+from tensorway import errors
 from tensorway.channels import Dialer
 from tensorway.options import RegisterOptions
 from tensorway.v1 import model_pb2, registry_pb2, registry_pb2_grpc
@@ -88,12 +89,17 @@ class _Lease:
         while not self._leaving.is_set():
             try:
                 await self._hold()
-                why = "it ended the registration"
+                lost: errors.TensorwayError = errors.Unavailable("it ended the registration")
             except grpc.aio.AioRpcError as error:
-                why = error.details() or error.code().name
-            # Once for each cause: a router may be away for hours.
+                lost = errors.from_rpc_error(error)
+            why = str(lost) or lost.reason
+            # Once for each cause: a router may be away for hours. One that is told to stop
+            # is nothing to worry about.
             if why != said and not self._leaving.is_set():
-                LOG.warning("not registered with router %s: %s; trying again", self._address, why)
+                level = logging.INFO if lost.reason == "SHUTTING_DOWN" else logging.WARNING
+                LOG.log(
+                    level, "not registered with router %s: %s; trying again", self._address, why
+                )
             said = why
             await _wait(self._leaving, RETRY_SECONDS)
 
