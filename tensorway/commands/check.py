@@ -107,7 +107,7 @@ def inspect(path: Path, kind: Kind) -> Report:
     """What is in a file."""
     if kind == "router":
         launch = Launch("router", (sys.executable, "-m", "router", "--config", str(path)), stage=0)
-        return Report(str(path), kind, ask(launch))
+        return Report(str(path), kind, ask(launch).removeprefix(f"--config: {path}: "))
     try:
         launches = plan(fleet.load(path), this_machine())
     except (BadFlag, UnicodeDecodeError) as error:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tensorway import __version__
+from tensorway.cli import COMMANDS
 from tensorway.commands.screen import Screen, Starting
 
 
@@ -32,11 +36,34 @@ def printed(console: Console) -> str:
 def test_help_and_version() -> None:
     """Help lists every command with a sentence that is not cut off."""
     shown = tensorway("--help")
-    for name in ("up", "demo", "models", "workers"):
+    for name in COMMANDS:
         (line,) = [text for text in shown.splitlines() if text.startswith(f"  {name} ")]
         assert line.endswith(".")
         assert not line.endswith("...")
     assert tensorway("--version") == f"tensorway {__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    """A shell gets a script that asks us."""
+    assert f"_TENSORWAY_COMPLETE={shell}_complete" in tensorway("completion", shell)
+
+
+@pytest.mark.parametrize(
+    ("typed", "known"), [("tensorway em", "embed"), ("tensorway embed --in", "--in-flight")]
+)
+def test_completion(typed: str, known: str) -> None:
+    """Commands and flags are completed."""
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    ran = subprocess.run(
+        [Path(sys.executable).parent / "tensorway"],
+        env={**os.environ, **words, "_TENSORWAY_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert f"plain,{known}" in ran.stdout.splitlines()
 
 
 def test_help_imports_no_engine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tensorway.flags import BadFlag, command, flag
+from tensorway.flags import BadFlag, argument, command, flag
 from tensorway.options import DialOptions, ListenOptions, ObserveOptions, RegisterOptions, Seconds
 
 
@@ -213,3 +214,56 @@ def test_shared_options_have_bounds(name: str, text: str) -> None:
     result = CliRunner().invoke(command("tool", ListenOptions)(print), [f"--{name}", text])
     assert result.exit_code == 2
     assert f"--{name}" in result.output
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Values that are given by their places."""
+
+    first: Path = argument(Path("-"), type=click.Path(path_type=Path))
+    rest: tuple[int, ...] = argument((), type=click.INT)
+    loud: bool = flag(False, help="A switch.")
+    name: str = flag("", help="A text.")
+    count: int = flag(3, help="A number.")
+
+
+def test_arguments_have_places() -> None:
+    """They need no names, and are absent by default."""
+    seen: list[Any] = []
+    main = command("tool", Placed)(seen.append)
+    for args in ([], ["a", "1", "2", "--loud"]):
+        result = CliRunner().invoke(main, args)
+        assert result.exit_code == 0, result.output
+    assert seen == [Placed(), Placed(Path("a"), (1, 2), loud=True)]
+    assert CliRunner().invoke(main, ["a", "b"]).exit_code == 2
+
+
+def test_terse_help() -> None:
+    """Variables and defaults that say nothing are left out, and the variables still work."""
+    seen: list[Any] = []
+    main = command("tool", Placed, terse=True)(seen.append)
+    text = CliRunner().invoke(main, ["--help"]).output
+    assert "TOOL_" not in text
+    assert re.findall(r"default: ([^\]]*)", text) == ["3"]
+    assert "no-loud" not in text
+    assert "dry-run" not in text
+    CliRunner(env={"TOOL_LOUD": "1", "TOOL_COUNT": "4"}).invoke(main, [])
+    assert seen == [Placed(loud=True, count=4)]
+
+
+def test_a_dry_run_checks_and_does_nothing() -> None:
+    """Flags are checked, also those that are handed on; the function is not called."""
+    seen: list[Any] = []
+
+    def check(extra: tuple[str, ...]) -> None:
+        if "--wrong" in extra:
+            raise BadFlag("--wrong: is wrong")
+
+    main = command("tool", Other, extra_args=True, check=check)(lambda *args: seen.append(args))
+    assert CliRunner().invoke(main, ["--dry-run", "a"]).exit_code == 0
+    for args in (["--dry-run", "a", "--wrong"], ["a", "--wrong"]):
+        result = CliRunner().invoke(main, args)
+        assert (result.exit_code, result.output) == (2, "Error: --wrong: is wrong\n")
+    assert seen == []
+    CliRunner().invoke(main, ["a", "--right"])
+    assert seen == [(Other(), ("a", "--right"))]
