@@ -15,17 +15,15 @@ from tensorway.handoff.header import Layout
 from tensorway.options import MIB
 from tensorway.v1 import handoff_pb2
 
+# Also what we send: asyncio works for each message, so that larger ones cost less.
 MAX_CHUNK_BYTES = MIB
-# Allocators return blocks of 1 MiB to the kernel and fetch them again for each chunk;
-# smaller ones they keep. Measured: docs/handoff.md.
-CHUNK_BYTES = 256 * 1024
 
 
 def cut(rows: Rows) -> Iterator[bytes]:
     """The messages that follow a header: chunks, then the end."""
     view, checksum = rows.reshape(-1).view(np.uint8).data, 0
-    for offset in range(0, len(view), CHUNK_BYTES):
-        data = view[offset : offset + CHUNK_BYTES]
+    for offset in range(0, len(view), MAX_CHUNK_BYTES):
+        data = view[offset : offset + MAX_CHUNK_BYTES]
         checksum = crc32c.crc32c(data, checksum)
         yield frames.chunk(offset, data)
     yield frames.end(handoff_pb2.EncoderResultEnd(rows=len(rows), bytes=len(view), crc32c=checksum))

@@ -37,7 +37,7 @@ def layout_of(features: Features, version: int = 0) -> header.Layout:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_a_tensor_arrives_as_it_was(make, dtype: str) -> None:
     """Several chunks come together to the same bytes."""
-    features = make(300, 500, width=1024, dtype=dtype)
+    features = make(800, 500, width=1024, dtype=dtype)
     messages = list(stream.cut(features.rows))
     assert len(messages) > 2
     again = assemble(layout_of(features), messages)
@@ -48,14 +48,14 @@ def test_a_tensor_arrives_as_it_was(make, dtype: str) -> None:
 @pytest.mark.parametrize("message", [generator_pb2.GenerateRequest, handoff_pb2.EncoderResultChunk])
 def test_frames_are_the_messages_of_both_streams(make, message) -> None:
     """Protobuf reads our frames, of either stream, as the messages that they are."""
-    features = make(300, width=1024)
+    features = make(1300, width=1024)
     *chunks, end = [message.FromString(frame) for frame in stream.cut(features.rows)]
     assert b"".join(part.chunk.data for part in chunks) == features.rows.tobytes()
     assert [part.chunk.offset for part in chunks] == [
-        index * stream.CHUNK_BYTES for index in range(len(chunks))
+        index * stream.MAX_CHUNK_BYTES for index in range(len(chunks))
     ]
     assert end.end.crc32c == crc32c.crc32c(features.rows.tobytes())
-    assert (end.end.rows, end.end.bytes) == (300, features.rows.nbytes)
+    assert (end.end.rows, end.end.bytes) == (1300, features.rows.nbytes)
 
 
 @given(st.integers(0, 2**64 - 1), st.binary(max_size=300))
