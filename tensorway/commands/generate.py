@@ -9,9 +9,10 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tensorway.credentials import read_tokens
 from tensorway.flags import BadFlag, argument, command, flag
 from tensorway.options import Seconds
 
+_PLACE = "{image}"
 _URLS = ("data:", "http://", "https://")
 
 
@@ -59,7 +61,8 @@ def generate(options: GenerateOptions) -> None:
 
     tensorway generate "What is this?" --model MODEL --image photo.jpg: the prompt goes
     through the model's chat template in the REST shim, images through the encoder service.
-    Without a prompt, or with -, standard input is read.
+    An image stands where {image} is in the prompt, or else before it. Without a prompt, or
+    with -, standard input is read.
 
     Exit status: 0 answered, 1 the service failed or refused, 2 wrong flags or files.
     """
@@ -75,10 +78,7 @@ def generate(options: GenerateOptions) -> None:
 
 def body(options: GenerateOptions, prompt: str) -> dict[str, Any]:
     """What is asked, in OpenAI's shape."""
-    content: Any = prompt
-    if options.image:
-        images = [{"type": "image_url", "image_url": {"url": to_url(i)}} for i in options.image]
-        content = [*images, {"type": "text", "text": prompt}]
+    content = parts(prompt, options.image) if options.image else prompt
     system = [{"role": "system", "content": options.system}] if options.system else []
     return {
         "model": options.model,
@@ -87,6 +87,19 @@ def body(options: GenerateOptions, prompt: str) -> dict[str, Any]:
         "temperature": options.temperature,
         "stream": not options.json,
     }
+
+
+def parts(prompt: str, images: Sequence[str]) -> list[dict[str, Any]]:
+    """The prompt with an image in each ``{image}``; images without a place come first."""
+    first, *rest = prompt.split(_PLACE)
+    if (unplaced := len(images) - len(rest)) < 0:
+        raise BadFlag(f"--image: the prompt has {len(rest)} {_PLACE}, got {len(images)} images")
+    shown: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": to_url(image)}} for image in images
+    ]
+    texts = [{"type": "text", "text": text} for text in (first, *rest)]
+    placed = chain.from_iterable(zip(shown[unplaced:], texts[1:], strict=True))
+    return [part for part in (*shown[:unplaced], texts[0], *placed) if part.get("text") != ""]
 
 
 def to_url(image: str) -> str:

@@ -81,6 +81,18 @@ async def test_images(shim: Shim, tmp_path: Path) -> None:
     ]
 
 
+async def test_images_have_places(shim: Shim) -> None:
+    """In the order of the command line; the first ones, where there are too few places."""
+    urls = [f"https://example.com/{name}.jpg" for name in "abc"]
+    images = [flag for url in urls for flag in ("--image", url)]
+    result = await generate(shim, "hello {image} there {image}", *images)
+    assert (result.out, result.err) == ("<3><1><4><1><5><1>\n", "")
+    assert [image.url for image in shim.router.generator.requests[0].images] == urls
+    result = await generate(shim, "{image} {image}", *images[:2])
+    assert result.status == 2
+    assert "--image: the prompt has 2 {image}, got 1 images" in result.err
+
+
 async def test_the_whole_answer_as_json(shim: Shim) -> None:
     """OpenAI's shape, with the cost."""
     answer = json.loads((await generate(shim, "hello there", "--json")).out)
