@@ -53,7 +53,8 @@ class GeneratorServiceServicer(object):
 
     def Generate(self, request_iterator, context):
         """Generate takes the request, then, when it announces an encoder result, the
-        result's chunks and its end; it answers with tokens as they come.
+        result's chunks and its end. The caller then closes its side, and the
+        tokens come as they are generated.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -35,7 +35,8 @@ class GeneratorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> GeneratorServiceAsyncStub: ...
     Generate: _grpc.StreamStreamMultiCallable[_generator_pb2.GenerateRequest, _generator_pb2.GenerateResponse]
     """Generate takes the request, then, when it announces an encoder result, the
-    result's chunks and its end; it answers with tokens as they come.
+    result's chunks and its end. The caller then closes its side, and the
+    tokens come as they are generated.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_generator_pb2.GeneratorServiceGetModelRequest, _generator_pb2.GeneratorServiceGetModelResponse]
@@ -48,7 +49,8 @@ class GeneratorServiceAsyncStub(GeneratorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.StreamStreamMultiCallable[_generator_pb2.GenerateRequest, _generator_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate takes the request, then, when it announces an encoder result, the
-    result's chunks and its end; it answers with tokens as they come.
+    result's chunks and its end. The caller then closes its side, and the
+    tokens come as they are generated.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_generator_pb2.GeneratorServiceGetModelRequest, _generator_pb2.GeneratorServiceGetModelResponse]  # type: ignore[assignment]
@@ -64,7 +66,8 @@ class GeneratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generator_pb2.GenerateResponse], _abc.AsyncIterator[_generator_pb2.GenerateResponse]]:
         """Generate takes the request, then, when it announces an encoder result, the
-        result's chunks and its end; it answers with tokens as they come.
+        result's chunks and its end. The caller then closes its side, and the
+        tokens come as they are generated.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 
