@@ -73,13 +73,17 @@ class Calls:
         methods = {m.name: self._method(service, m) for m in service.descriptor.methods}
         return grpc.method_handlers_generic_handler(service.descriptor.full_name, methods)
 
-    async def close(self) -> None:
-        """Answer every new call with UNAVAILABLE; return once none came for a moment.
+    def close(self) -> None:
+        """From now on answer every new call with UNAVAILABLE."""
+        self._closed = True
+
+    async def quiet(self) -> None:
+        """Return once no new call came for a moment; bounded.
 
         Calls that gRPC has not handed over when it stops end with CANCELLED, which nobody
-        tries elsewhere, while callers that hear UNAVAILABLE leave. Bounded.
+        tries elsewhere, while callers that hear UNAVAILABLE leave. Who has just had the
+        last answer may ask once more, so this comes after :meth:`finish`.
         """
-        self._closed = True
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 seen = -1
@@ -150,7 +154,7 @@ class Calls:
         error: errors.TensorwayError | None = None
         task = asyncio.current_task()
         assert task is not None
-        self._tasks[task] = rules.lasting
+        self._tasks[task] = rules.lasting or self._closed
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or secrets.token_hex(16))
         with telemetry.server_span(rules.name, headers) as span:

@@ -75,16 +75,15 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         grace = self._options.grace if error is None else 0.0
-        stopping: asyncio.Task[None] | None = None
         # A second signal may come at every await; the calls are answered all the same.
         try:
             await self._health.enter_graceful_shutdown()
-            await self._calls.close()
-            stopping = asyncio.create_task(self._server.stop(grace + _CLOSE_SECONDS))
+            self._calls.close()
             await self._calls.finish(grace)
+            await self._calls.quiet()
         finally:
             self._calls.end()
-            await (stopping or self._server.stop(_CLOSE_SECONDS))
+            await self._server.stop(_CLOSE_SECONDS)
 
     async def set_serving(self, serving: bool = True) -> None:
         """Tell health checks whether calls are answered."""

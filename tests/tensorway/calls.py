@@ -36,11 +36,15 @@ async def bidirectional(channel: grpc.aio.Channel, **options: Any) -> Any:
 async def server_streaming(channel: grpc.aio.Channel, **options: Any) -> Any:
     """The third message of a stream, which comes after two good ones."""
     stub = encoder_pb2_grpc.EncoderServiceStub(channel)
-    seen = 0
-    async for answer in stub.Encode(encoder_pb2.EncodeRequest(model="m"), **options):
-        seen += 1
-        if seen == 3:
-            return answer
+    call, seen = stub.Encode(encoder_pb2.EncodeRequest(model="m"), **options), 0
+    try:
+        async for answer in call:
+            seen += 1
+            if seen == 3:
+                return answer
+    finally:
+        # A task that is cancelled while gRPC still sends the request leaves the call open.
+        call.cancel()
     raise AssertionError
 
 
