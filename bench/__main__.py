@@ -103,8 +103,12 @@ def run(
         bench = Bench(loads, Reference(plan.model), words=words, seconds=seconds)
         for name, part in measure.idle_cpu(subjects).items():
             click.echo(f"idle: {name} takes {part:.1%} of a core", err=True)
-        turns = list(bench.rounds(subjects, [*closed, *opened], rounds))
-    write(report.rows(turns), out)
+        turns: list[tuple[str, Cell, measure.Turn]] = []
+        try:
+            turns.extend(bench.rounds(subjects, [*closed, *opened], rounds))
+        finally:
+            # A run that is cut short has measured something too.
+            write(report.rows(turns), out)
 
 
 @main.command()
@@ -118,6 +122,8 @@ def write(rows: Sequence[report.Row], out: Path) -> None:
     """Numbers, table and pictures."""
     from bench import plots
 
+    if not rows:
+        return
     ours = "router" if any(row.subject == "router" for row in rows) else rows[0].subject
     (out / "rows.json").write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
     table = report.markdown(rows, ours)

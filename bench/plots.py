@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def against(rows: Sequence[Row], ours: str, folder: Path) -> Path:
     names = [name for name in dict.fromkeys(row.subject for row in rows) if name != ours]
     figure, axes = plt.subplots(figsize=_SIZE)
     for index, name in enumerate(names):
-        heights = [speeds[cell, ours] / speeds[cell, name] for cell in cells]
+        heights = [speeds.get((cell, ours), nan) / speeds.get((cell, name), nan) for cell in cells]
         left = [at + (index + 0.5) / (len(names) + 1) for at in range(len(cells))]
         axes.bar(left, heights, 1 / (len(names) + 1), label=name)
     axes.axhline(1, color="black", linewidth=0.8)

@@ -42,6 +42,9 @@ class Process:
         for member in members:
             with suppress(psutil.NoSuchProcess):
                 member.send_signal(signal.SIGKILL)
+        # Some are born while it ends; they are of its group.
+        with suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
 
 
