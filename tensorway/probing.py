@@ -20,7 +20,8 @@ async def healthy(channel: grpc.aio.Channel, metadata: Metadata = ()) -> bool:
         answer = await stub.Check(
             health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT, metadata=metadata
         )
-    except grpc.aio.AioRpcError:
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+        # The latter of a channel that only waits for its last calls.
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
