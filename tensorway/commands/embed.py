@@ -93,6 +93,8 @@ async def _run(
             AsyncClient(ask.router, dial=dial) as client,
             Sender(client, model.model, model.embed_options()) as sender,
         ):
+            # A router that is not there at all is told at once; one that is lost is waited for.
+            await client.models()
             with Progress(source.size, position, Console(stderr=True)) as progress:
                 _leave_on_interrupt(progress, files)
                 limits = Limits(model.batch, model.in_flight)

@@ -187,6 +187,15 @@ async def test_a_lost_service_keeps_what_was_done(tmp_path: Path) -> None:
     np.testing.assert_array_equal(contents(output)[1], expected(lines))
 
 
+async def test_nobody_is_there(tmp_path: Path) -> None:
+    """A wrong address is told at once, not waited for."""
+    address = "127.0.0.1:1"
+    result = await embed(address, text_file(tmp_path, ["a"]), "--output", tmp_path / "out.npy")
+    assert result.status == 1
+    assert result.err.startswith(f"Error: {address}: ")
+    assert result.err.count("\n") == 1
+
+
 async def test_overload_is_waited_for(tmp_path: Path) -> None:
     """A service that is busy for a while loses nothing."""
     source, output = text_file(tmp_path, texts(3)), tmp_path / "out.npy"
