@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from multiprocessing import active_children
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from generator_service.engine import Candidate, EngineDied, EngineInfo, Params, Piece
 from generator_service.fits import check_fits
+from generator_service.guard import guard
 from tensorway.errors import InvalidArgument, Unavailable
 from tensorway.handoff.elements import Rows, bits
 from tensorway.prompt import ModelShape, Prompt
@@ -42,6 +44,7 @@ class VllmEngine:
         check_fits(args.model, get_config(args.model, args.trust_remote_code, args.revision))
         config = args.create_engine_config()
         self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
+        self._guard = guard([child.pid for child in active_children() if child.pid])
         self._timeout = timeout
         self._running = 0
         self._progress = time.monotonic()
@@ -76,6 +79,7 @@ class VllmEngine:
     def close(self) -> None:
         """End the engine's processes."""
         self._llm.shutdown()
+        self._guard.communicate()
 
 
 def _parse(flags: Sequence[str]) -> AsyncEngineArgs:
