@@ -10,6 +10,9 @@ import os
 
 # Read when vllm is imported.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+# Read when torch is. Threads that wait by spinning take the cores from everybody else, the
+# front and the router on the same machine first (docs/performance.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
 import logging

@@ -30,8 +30,8 @@ PLACEHOLDER = 9
 
 
 def features(images: int) -> Any:
-    """Rows of different counts for each image, over half a megabyte in all."""
-    sizes = [100 + i for i in range(images)]
+    """Rows of different counts for each image, more than one chunk of each."""
+    sizes = [500 + i for i in range(images)]
     return stacked([np.full((size, 700), i, "<f4") for i, size in enumerate(sizes)], PLACEHOLDER)
 
 
