@@ -15,8 +15,13 @@ def guard(pids: Sequence[int]) -> subprocess.Popen[bytes]:
     It waits for the end of a pipe, of which this process holds the other side.
     """
     victims = " ".join(str(pid) for pid in pids)
-    return subprocess.Popen(  # noqa: S603, numbers and nothing else
-        ("/bin/sh", "-c", f"trap '' TERM INT; read -r _; kill -9 {victims}"),
+    process = subprocess.Popen(  # noqa: S603, numbers and nothing else
+        ("/bin/sh", "-c", f"trap '' TERM INT; echo; read -r _; kill -9 {victims}"),
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    # A signal to the whole group may come at once: it is deaf to it from here on.
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
