@@ -81,7 +81,8 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
 
     async def __aenter__(self) -> Self:
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorway-"))
+        self._folder = tempfile.TemporaryDirectory(prefix="tensorway-")
+        folder = self._stack.enter_context(self._folder)
         context = self._stack.enter_context(zmq.asyncio.Context())
         self._address = f"ipc://{Path(folder) / 'engine'}"
         self._socket = context.socket(zmq.PAIR)
@@ -117,6 +118,8 @@ class EngineProcess:
         ready = self._decoder.decode(received.result())
         assert isinstance(ready, Ready)
         self._stack.callback(asyncio.create_task(self._receive()).cancel)
+        # Both ends are connected: nothing is left on disk, however this process ends.
+        self._folder.cleanup()
         return ready.info
 
     async def run(
@@ -194,8 +197,12 @@ class EngineProcess:
 
     async def _watch_progress(self) -> None:
         while True:
+            started = time.monotonic()
             await asyncio.sleep(_WATCH_SECONDS)
-            silent = time.monotonic() - self._progress
+            now = time.monotonic()
+            # What came while this process itself was stopped is still to be read.
+            self._progress += max(now - started - 2 * _WATCH_SECONDS, 0)
+            silent = now - self._progress
             if self._waiting and silent > self._timeout:
                 LOG.critical("the engine finished nothing for %.1f s: killing it", silent)
                 self._kill()

@@ -173,4 +173,6 @@ def _query_field(index: int) -> str:
 
 
 def _bulk(request: Any) -> bool:
+    if request.priority not in embedding_pb2.Priority.values():
+        raise checks.invalid("priority", f"expected a known priority, got {request.priority}")
     return bool(request.priority == embedding_pb2.PRIORITY_BULK)

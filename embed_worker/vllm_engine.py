@@ -33,6 +33,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from embed_worker.engine import EngineInfo, Params, Rows
 from embed_worker.refused import refuse_arguments
+from tensorway.flags import BadFlag
 
 LOG = logging.getLogger("embed_worker.vllm")
 
@@ -99,6 +100,8 @@ def _parse(flags: Sequence[str]) -> EngineArgs:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="tensorway-embed-worker"))
     parser.add_argument("model_tag", nargs="?", help="The model, as `vllm serve` takes it.")
     parsed = parser.parse_args(list(flags))
+    if parsed.model_tag is None and parsed.model == parser.get_default("model"):
+        raise BadFlag("MODEL: expected a model's folder or hub name, got none")
     parsed.model = parsed.model_tag or parsed.model
     refuse_arguments(vars(parsed), vars(parser.parse_args([])))
     args = EngineArgs.from_cli_args(parsed)

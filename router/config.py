@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from tensorway.flags import BadFlag
 
-Weight = Annotated[float, Meta(ge=0)]
+Weight = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class StaticWorker(Struct, frozen=True, forbid_unknown_fields=True):

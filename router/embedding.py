@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from tensorway import dispatch, envelope
+from tensorway.errors import TooLarge
 from tensorway.streams import answer_each
 from tensorway.v1 import model_pb2
 
@@ -21,10 +22,11 @@ class EmbeddingService:
     """Embeds with whichever workers serve the model.
 
     `timeout` is the deadline in seconds for requests that have none, `window` the number of
-    requests of one stream that are in flight at once.
+    requests of one stream that are in flight at once, `most` the inputs that one may have.
     """
 
-    def __init__(self, front: Front, timeout: float, window: int) -> None:
+    def __init__(self, front: Front, timeout: float, window: int, most: int) -> None:
+        self._most = most
         self._front = front
         self._timeout = timeout
         self._window = window
@@ -50,6 +52,7 @@ class EmbeddingService:
 
     async def _embed(self, request: Any, data: bytes, context: Context, left: float) -> bytes:
         """Find the workers, let the request in, have it answered; a big one by several."""
+        self._check_count(len(envelope.inputs(request)), request)
         name, work = request.model, envelope.work(request, len(data))
         with self._front.route(name, model_pb2.TASK_EMBED, work, context, left) as route:
             if (model := route.pool.model) != name:
@@ -57,3 +60,10 @@ class EmbeddingService:
             send = partial(route.unary, EMBED)
             answer = await dispatch.embed(route.pool, request, data, send)
             return answer if model == name else envelope.renamed(answer, name)
+
+    def _check_count(self, count: int, request: Any) -> None:
+        # Checked for the whole: of how many parts it is made depends on the workers.
+        if count > self._most:
+            field = "tokens.sequences" if request.HasField("tokens") else "texts.texts"
+            expected = f"expected at most {self._most} inputs (--max-inputs), got {count}"
+            raise TooLarge(f"{field}: {expected}", field=field)

@@ -10,14 +10,14 @@ import click
 
 from tensorway import balance, pool, retry
 from tensorway.flags import BadFlag, flag
-from tensorway.options import PORT, SECONDS, ListenOptions
+from tensorway.options import PORT, SECONDS, Finite, ListenOptions, Seconds
 
 from .config import load
 
 COUNT = click.IntRange(min=0)
 # A worker reports every second.
-LEASE = click.FloatRange(min=2)
-PART = click.FloatRange(0, 1)
+LEASE = Seconds(min=2)
+PART = Finite(0, 1)
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class RouterOptions:
     )
     shard_inputs: int = flag(
         16, help="Fewest inputs that a worker gets of such a batch.", type=click.IntRange(min=1)
+    )
+    max_inputs: int = flag(
+        2048, help="Most inputs in an Embed request.", type=click.IntRange(min=1)
     )
     stream_window: int = flag(
         32, help="Requests of one EmbedStream in flight at once.", type=click.IntRange(min=1)

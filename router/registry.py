@@ -12,6 +12,9 @@ from .fleet import Fleet
 from .front import Context
 from .worker import Worker
 
+# A timer that fires this late tells that the whole process stood still.
+_LATE_SECONDS = 0.5
+
 Messages = AsyncIterator[registry_pb2.RegisterRequest]
 
 
@@ -48,11 +51,23 @@ class RegistryService:
                 raise InvalidArgument(f"message: expected load or drain, got {kind}")
 
     async def _next(self, requests: Messages) -> registry_pb2.RegisterRequest | None:
+        read = asyncio.ensure_future(anext(requests, None))
         try:
-            async with asyncio.timeout(self._lease):
-                return await anext(requests, None)
-        except TimeoutError:
-            raise DeadlineExceeded(f"no load report within {self._lease:g} s") from None
+            while not await self._came(read):
+                pass
+            return await read
+        finally:
+            read.cancel()
+
+    async def _came(self, read: asyncio.Future[registry_pb2.RegisterRequest | None]) -> bool:
+        """Whether it came within a lease; False when this process was stopped meanwhile."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._lease
+        done, _ = await asyncio.wait({read}, timeout=self._lease)
+        # What came while this process itself was stopped is still to be read.
+        if done or loop.time() > end + _LATE_SECONDS:
+            return bool(done)
+        raise DeadlineExceeded(f"no load report within {self._lease:g} s")
 
     def _answer(self, worker: Worker) -> registry_pb2.RegisterResponse:
         answer = registry_pb2.RegisterResponse(

@@ -61,7 +61,7 @@ def services(
     return (
         Service(
             embedding_pb2.DESCRIPTOR.services_by_name["EmbeddingService"],
-            EmbeddingService(front, timeout, options.stream_window),
+            EmbeddingService(front, timeout, options.stream_window, options.max_inputs),
             {"Embed": _BYTES, "EmbedStream": _VIEWS},
         ),
         Service(

@@ -26,7 +26,7 @@ _SERVER_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 # With over 1000 calls not yet picked up, gRPC starts to end new ones with CANCELLED, which
 # tells a caller nothing; refusing is for admission, with a reason and a hint.

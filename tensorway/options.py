@@ -12,20 +12,31 @@ import click
 
 from tensorway.flags import flag
 
+_YEAR = 365 * 24 * 3600.0
 
-class Seconds(click.FloatRange):
-    """A number of seconds; unlike click's own range, never nan or infinite."""
 
-    name = "seconds"
+class Finite(click.FloatRange):
+    """A number in a range; unlike click's own range, never nan or infinite."""
+
+    name = "number"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Parse and check the text of a flag."""
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not a number of seconds.", param, ctx)
-        return seconds
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Seconds(Finite):
+    """A number of seconds, at most a year: beyond some 300 years gRPC's clock overflows."""
+
+    name = "seconds"
+
+    def __init__(self, min: float, min_open: bool = False) -> None:
+        super().__init__(min=min, max=_YEAR, min_open=min_open)
 
 
 class Matching(click.ParamType[str]):
@@ -42,6 +53,7 @@ class Matching(click.ParamType[str]):
         return str(value)
 
 
+ADDRESS = Matching(r"\S+:\d{1,5}", "host:port")
 ENDPOINT = Matching(r"[\w-]+(\.[\w-]+){2}", "namespace.component.endpoint")
 MIB = 1024 * 1024
 PORT = click.IntRange(0, 65535)
@@ -120,7 +132,7 @@ class RegisterOptions:
     """How a worker makes itself known."""
 
     router: tuple[str, ...] = flag(
-        (), help="Router to register with, host:port; several may be given."
+        (), help="Router to register with, host:port; several may be given.", type=ADDRESS
     )
     endpoint: str = flag(
         "tensorway.backend.embed",
@@ -128,5 +140,7 @@ class RegisterOptions:
         type=ENDPOINT,
     )
     advertise: str | None = flag(
-        None, help="Address others reach this worker at; default: --host and the port it got."
+        None,
+        help="Address others reach this worker at, host:port; default: --host and the port it got.",
+        type=ADDRESS,
     )

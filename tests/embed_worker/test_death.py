@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import grpc
 
@@ -137,3 +138,21 @@ async def test_a_worker_stays_registered_and_reports_its_load(start: Launcher) -
         expected = model_pb2.WorkerLoad(requests=1, inputs=10, tokens=30)
         await until(lambda: expected in registry.loads)
         await busy
+
+
+async def test_a_front_that_stood_still_does_not_blame_its_engine(start: Launcher) -> None:
+    """A worker that was stopped for longer than the engine may be silent goes on when it can."""
+    worker = await start.start("--step-seconds", "0.2", "--engine-timeout", "1")
+    running = asyncio.create_task(worker.embed(*["a"] * 20))
+    await worker.holds(1)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    await asyncio.sleep(3)
+    os.kill(worker.process.pid, signal.SIGCONT)
+    assert len(await running) == 20
+    assert len(await worker.embed("a")) == 1
+
+
+async def test_a_front_that_is_killed_leaves_no_files(start: Launcher, tmp_path: Path) -> None:
+    """The socket to the engine is gone from the disk once both ends are connected."""
+    await start.start(environ={"TMPDIR": str(tmp_path)})
+    assert await asyncio.to_thread(os.listdir, tmp_path) == []

@@ -225,3 +225,10 @@ def call(worker: Worker, method: str, model: str = "fake", **fields: Any) -> Any
     stub = worker.embedding if method == "Embed" else worker.pooling
     request = getattr(package, f"{method}Request")(model=model, **fields)
     return getattr(stub, method)(request, timeout=10)
+
+
+async def test_unknown_priority(worker: Worker) -> None:
+    """A priority that the contract does not have is refused, as any unknown value is."""
+    error = await fails(worker.embedding.Embed(worker.request("a", priority=77)))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "priority"

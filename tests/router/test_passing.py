@@ -142,3 +142,16 @@ async def test_a_model_without_the_task_is_refused(router: Running) -> None:
 
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "TASK_EMBED" in str(caught.value.details())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_the_limit_on_inputs_is_on_the_whole_request(workers: int) -> None:
+    """Of how many shards a request would be made does not change what is too large."""
+    async with routing(max_inputs=9, split_inputs=4, shard_inputs=2) as router:
+        for _ in range(workers):
+            await router.add()
+        assert len((await router.embed(*["x"] * 9)).embeddings) == 9
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await router.embed(*["x"] * 10)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "expected at most 9 inputs (--max-inputs), got 10" in str(caught.value.details())

@@ -126,3 +126,16 @@ def test_flags_that_contradict_each_other_stop_the_start() -> None:
     assert result.stderr == (
         "Error: --processes and --follow: a router that follows is one process\n"
     )
+
+
+async def test_a_router_that_stood_still_keeps_its_workers() -> None:
+    """Reports that waited while the router was stopped still count when it goes on."""
+    async with (
+        router_process("--lease", "2") as (process, port),
+        running(FakeWorker(), f"127.0.0.1:{port}"),
+    ):
+        await known_everywhere(port, 1)
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        assert await calls(port, 40) == 40

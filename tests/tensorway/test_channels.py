@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tensorway import errors
 from tensorway.channels import Dialer, server_arguments
@@ -126,11 +128,29 @@ async def test_the_default_limit_holds_a_full_batch() -> None:
     assert ListenOptions().max_message_mib == DialOptions().dial_max_message_mib == MAX_MESSAGE_MIB
 
 
+async def test_a_silent_call_is_not_cut_off() -> None:
+    """A client that pings every 10 s, as often as gRPC lets it, keeps a silent call for 45 s.
+
+    A server with gRPC's own minimum of 5 min answers the third ping with GOAWAY.
+    """
+    async with Server(ListenOptions(), ()) as server:
+        often = (("grpc.keepalive_time_ms", 10_000), ("grpc.http2.max_pings_without_data", 0))
+        address = f"127.0.0.1:{server.port}"
+        async with grpc.aio.insecure_channel(address, options=often) as channel:
+            call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            await call.read()
+            silent = asyncio.ensure_future(call.read())
+            await asyncio.wait({silent}, timeout=45)
+            assert not silent.done()
+            call.cancel()
+            await asyncio.wait({silent})
+
+
 def test_keepalive_settings_agree() -> None:
     """A client pings no more often than a server allows, or it is cut off."""
     client = dict(Dialer(DialOptions())._arguments)
     server = dict(server_arguments(1))
-    allowed = server["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    allowed = server["grpc.http2.min_ping_interval_without_data_ms"]
     assert client["grpc.keepalive_time_ms"] >= allowed
     # A silent call, or no call at all, is pinged too, and without a bound on their number.
     assert client["grpc.keepalive_permit_without_calls"] == 1
