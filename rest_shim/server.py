@@ -22,6 +22,7 @@ from tensorway.options import DialOptions, ListenOptions, ObserveOptions
 from . import metrics
 from .app import create_app
 from .options import RestOptions
+from .protocol import Protocol
 
 LOG = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def uvicorn_config(rest: RestOptions, factory: functools.partial[ASGIApp]) -> uv
         factory,
         factory=True,
         workers=rest.processes,
-        http="httptools",
+        http=Protocol,
         loop="uvloop",
         ws="none",
         log_config=None,
