@@ -62,5 +62,6 @@ def _checked(field: str, ids: list[int]) -> list[int]:
     if ids and not (min(ids) >= 0 and max(ids) <= _MAX_ID):
         index, odd = next((i, v) for i, v in enumerate(ids) if not 0 <= v <= _MAX_ID)
         field = f"{field}[{index}]"
-        raise InvalidArgument(f"{field}: expected a token id >= 0, got {odd}", field=field)
+        expected = f"expected a token id of 0 to {_MAX_ID}"
+        raise InvalidArgument(f"{field}: {expected}, got {odd}", field=field)
     return ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
@@ -10,6 +11,7 @@ from tensorway.errors import InvalidArgument
 
 from .inputs import Input
 
+_MISSING = re.compile("Object missing required field `(.+)`")
 _MIN, _MAX = -(2**31), 2**31 - 1
 Model = Annotated[str, msgspec.Meta(description="Name of the model, as /v1/models shows it.")]
 Inputs = Annotated[
@@ -135,6 +137,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").removeprefix(".")
+        if missing := _MISSING.fullmatch(problem):
+            field = f"{field}.{missing[1]}" if field else missing[1]
+            problem = "is required"
         if problem.startswith("Invalid enum value"):
             choices = ", ".join(_choices(decoder.type, field.rpartition(".")[2]))
             problem = f"expected one of {choices}, got{problem.removeprefix('Invalid enum value')}"

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 
 from tensorway import wire
 from tensorway.channels import Dialer, Metadata
+from tensorway.errors import Unavailable
 from tensorway.v1 import encoder_pb2, generator_pb2, model_pb2, pooling_pb2
 
 _EMBEDDING, _POOLING, _MODELS, _GENERATOR, _ENCODER = (
@@ -77,9 +78,14 @@ class Upstream:
         return self._stream(self._generate_with_images, request, headers)
 
     async def serving(self) -> bool:
-        """Whether the router says that it takes calls."""
+        """Whether the router says that it takes calls; raises Unavailable if it is silent."""
         request = health_pb2.HealthCheckRequest()
-        answer = await self._health.Check(request, timeout=_PROBE_SECONDS)
+        try:
+            answer = await self._health.Check(request, timeout=_PROBE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+            raise Unavailable("the router does not answer in time") from error
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _open(self, channel: grpc.aio.Channel) -> None:

@@ -61,13 +61,14 @@ async def start_shim(
         await server.set_serving()
         target = f"127.0.0.1:{server.port}"
         options = replace(rest or RestOptions(), port=0, router=target)
-        url = await stack.enter_async_context(_served(options, dial or DialOptions()))
+        url = await stack.enter_async_context(served(options, dial or DialOptions()))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, verify=False))
         yield Shim(url, http, router, server)
 
 
 @asynccontextmanager
-async def _served(rest: RestOptions, dial: DialOptions) -> AsyncIterator[str]:
+async def served(rest: RestOptions, dial: DialOptions) -> AsyncIterator[str]:
+    """URL of a shim with these options, whatever is behind it."""
     # Connections wait in the listening socket until the server has started.
     listener = listen(rest)
     server = uvicorn.Server(uvicorn_config(rest, partial(create_app, rest, dial)))

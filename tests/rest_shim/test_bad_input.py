@@ -43,7 +43,7 @@ async def refused(shim: Shim, response: Any, status: int = 400) -> dict[str, Any
         pytest.param(None, "input", "null", id="null"),
         pytest.param([5, -1], "input[1]", "-1", id="negative id"),
         pytest.param([[1], [5, -1]], "input[1][1]", "-1", id="negative id in a batch"),
-        pytest.param([2**32], "input[0]", str(2**32), id="id over 32 bits"),
+        pytest.param([2**32], "input[0]", f"0 to {2**32 - 1}", id="id over 32 bits"),
         pytest.param([[1], [2**31 - 1]], "input[1][0]", "0 to 999", id="id outside the vocabulary"),
     ],
 )
@@ -76,6 +76,15 @@ async def test_bad_field_is_named(shim: Shim, field: str, value: Any):
     """The error's param is the field."""
     error = await refused(shim, await shim.embed(**{"input": "x", field: value}))
     assert error["param"] == field
+
+
+@pytest.mark.parametrize("field", ["model", "input"])
+async def test_missing_field_is_named(shim: Shim, field: str):
+    """A field that must be there and is not is the error's param."""
+    body = {"model": MODEL, "input": "x"}
+    del body[field]
+    error = await refused(shim, await shim.http.post("/v1/embeddings", json=body))
+    assert (error["param"], error["message"]) == (field, f"{field}: is required")
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 import grpc
+import httpx
 import pytest
 
+from rest_shim import upstream
 from rest_shim.options import RestOptions
 from tensorway import errors
 from tensorway.options import DialOptions
-from tests.rest_shim.conftest import Shim, Shims
+from tests.rest_shim.conftest import Shim, Shims, served
 
 OVERLOADED = errors.ResourceExhausted("too much", retry_after=2.5)
 
@@ -79,6 +82,16 @@ async def test_lost_router_tells_no_addresses(shims: Shims):
             assert answer.status_code == 503
             assert answer.json()["error"]["message"] == "the router cannot be reached"
         assert (await shim.http.get("/healthz")).status_code == 200
+
+
+async def test_silent_router_is_not_ready(monkeypatch: pytest.MonkeyPatch):
+    """Readiness is 503, not 504, when the router takes connections and says nothing."""
+    monkeypatch.setattr(upstream, "_PROBE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        rest = RestOptions(port=0, router=f"127.0.0.1:{silent.getsockname()[1]}")
+        async with served(rest, DialOptions()) as url, httpx.AsyncClient(base_url=url) as http:
+            answer = await http.get("/readyz")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
 
 
 async def test_answer_over_the_message_limit_is_413(shims: Shims):

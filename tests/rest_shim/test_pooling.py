@@ -92,7 +92,7 @@ async def test_sparse_pooling(shim: Shim):
     [
         ("rerank", {"query": "q", "documents": ["a", 1]}, "documents[1]"),
         ("rerank", {"query": "q", "documents": "a"}, "documents"),
-        ("rerank", {"documents": []}, ""),
+        ("rerank", {"documents": []}, "query"),
         ("score", {"text_2": "a"}, "text_1"),
         ("score", {"text_1": "a"}, "text_2"),
         ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
