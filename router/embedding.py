@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 from tensorway import dispatch, envelope
+from tensorway.deadline import seconds_left
 from tensorway.errors import TooLarge
 from tensorway.streams import answer_each
 from tensorway.v1 import model_pb2
 
 from . import bulk
-from .front import Context, Front, seconds
+from .front import Context, Front
 
 EMBED = "/tensorway.v1.EmbeddingService/Embed"
 
@@ -34,13 +35,13 @@ class EmbeddingService:
     async def Embed(self, data: bytes, context: Context) -> bytes:
         """Embed one request."""
         request = envelope.read_embed(data)
-        return await self._embed(request, data, context, seconds(context, self._timeout))
+        return await self._embed(request, data, context, seconds_left(context, self._timeout))
 
     async def EmbedStream(self, requests: Any, context: Context) -> AsyncIterator[Any]:
         """Embed each request of a stream, several at once, answered as they finish."""
 
         async def embed(request: Any, data: bytes) -> bytes:
-            left = min(seconds(context, self._timeout), self._timeout)
+            left = min(seconds_left(context, self._timeout), self._timeout)
             deadline = time.monotonic() + left
             # A stream is held back where a single call is refused.
             await self._front.room(request.model, envelope.work(request, len(data)), context, left)

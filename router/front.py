@@ -94,9 +94,3 @@ class Front:
         """Wait until a request of so many tokens would be let in, at most so many seconds."""
         name = self.names.pool(model).model
         await self.admission.room(name, caller(context), work, seconds)
-
-
-def seconds(context: Context, default: float) -> float:
-    """Seconds until the caller's deadline, or the default when they set none."""
-    left = context.time_remaining()
-    return default if left is None else left

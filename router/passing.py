@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from google.protobuf.descriptor import ServiceDescriptor
 
 from tensorway import dispatch, envelope
+from tensorway.deadline import seconds_left
 from tensorway.v1 import model_pb2
 
-from .front import Context, Front, seconds
+from .front import Context, Front
 
 POOLING: Mapping[str, model_pb2.Task.ValueType] = {
     "TokenEmbed": model_pb2.TASK_TOKEN_EMBED,
@@ -36,7 +37,7 @@ def passing(
         method: str, task: model_pb2.Task.ValueType, data: bytes, context: Context
     ) -> bytes:
         name, work = envelope.read_named(data).model, envelope.tokens(1, len(data))
-        with front.route(name, task, work, context, seconds(context, timeout)) as route:
+        with front.route(name, task, work, context, seconds_left(context, timeout)) as route:
             if (model := route.pool.model) != name:
                 data = envelope.renamed(data, model)
             response = await dispatch.dispatch(route.pool, data, work, partial(route.unary, method))

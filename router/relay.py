@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 
 from tensorway import envelope
+from tensorway.deadline import seconds_left
 from tensorway.errors import InvalidArgument
 from tensorway.retry import Trial
 from tensorway.v1 import model_pb2
 
-from .front import Context, Front, Route, seconds
+from .front import Context, Front, Route
 
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -43,7 +44,7 @@ class EncoderService:
 
     async def _relay(self, method: str, data: bytes, context: Context) -> None:
         name, work = envelope.read_named(data).model, envelope.tokens(1, len(data))
-        left = seconds(context, self._timeout)
+        left = seconds_left(context, self._timeout)
         with self._front.route(name, model_pb2.TASK_ENCODE, work, context, left) as route:
             if route.pool.model != name:
                 data = envelope.renamed(data, route.pool.model)
@@ -64,7 +65,7 @@ class GeneratorService:
         if data is None:
             raise InvalidArgument("start: the stream ended before the request", field="start")
         name, work = envelope.read_first(data).start.model, envelope.tokens(1, len(data))
-        left = seconds(context, self._timeout)
+        left = seconds_left(context, self._timeout)
         with self._front.route(name, model_pb2.TASK_GENERATE, work, context, left) as route:
             if (model := route.pool.model) != name:
                 start = envelope.First(start=envelope.Named(model=model))
