@@ -104,8 +104,14 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: int
     width: int = 0
+    arrived: float = 0.0
+    """When it arrived, in monotonic seconds of this machine."""
     queued: float = 0.0
     """Seconds from its arrival until the engine took its first input."""
+    ran: float = 0.0
+    """Seconds from then until its last input was finished."""
+    stepped: float = 0.0
+    """Seconds of those that the engine spent in steps; the rest is what surrounds them."""
     error: str = ""
 
 

@@ -36,6 +36,7 @@ from embed_worker.engine import (
     Work,
 )
 from embed_worker.tokenizer import Batch, Offsets
+from tensorway import telemetry
 from tensorway.errors import Internal, TensorwayError, Unavailable
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ _WATCH_SECONDS = 0.5
 _SCRAPE_SECONDS = 2.0
 
 OnStep = Callable[[Step, float], None]
+Pooled = tuple[Result, Rows, Offsets]
 
 
 class EngineDied(RuntimeError):
@@ -73,7 +75,7 @@ class EngineProcess:
         self._timeout = timeout
         self._on_step = on_step
         self._ids = itertools.count()
-        self._waiting: dict[int, asyncio.Future[tuple[Rows, Offsets]]] = {}
+        self._waiting: dict[int, asyncio.Future[Pooled]] = {}
         self._scrapes: list[asyncio.Future[bytes]] = []
         self._progress = time.monotonic()
         self._stack = AsyncExitStack()
@@ -139,12 +141,13 @@ class EngineProcess:
         try:
             frames = [batch.ids.data, batch.offsets.data, batch.seconds.data]
             await self._send(Work(id_, params, bulk), *frames)
-            pooled: tuple[Rows, Offsets] = await done
+            result, rows, offsets = await done
         except asyncio.CancelledError:
             await self._send(Cancel(id_))
             raise
         else:
-            return pooled
+            _record(result)
+            return rows, offsets
         finally:
             del self._waiting[id_]
             self.tokens -= batch.tokens
@@ -186,7 +189,7 @@ class EngineProcess:
             waiting.set_exception(Internal("the engine refused the request"))
             return
         matrix = np.frombuffer(rows.buffer, np.float32).reshape(-1, result.width)
-        waiting.set_result((matrix, np.frombuffer(splits.buffer, np.int64)))
+        waiting.set_result((result, matrix, np.frombuffer(splits.buffer, np.int64)))
 
     async def _watch_death(self) -> None:
         assert self._process is not None
@@ -215,3 +218,9 @@ class EngineProcess:
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
+
+
+def _record(result: Result) -> None:
+    taken = result.arrived + result.queued
+    telemetry.past_stage("queue", result.arrived, result.queued)
+    telemetry.past_stage("run", taken, result.ran, **{"tensorway.step_seconds": result.stepped})

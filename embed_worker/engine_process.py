@@ -54,7 +54,7 @@ class Job:
         self._fed = 0
         self._missing = len(self._rows)
         self._arrived = time.monotonic()
-        self._queued = 0.0
+        self._taken = self._stepped = 0.0
 
     @property
     def fed(self) -> bool:
@@ -69,11 +69,14 @@ class Job:
         """Tokens of an input."""
         return int(self._offsets[index + 1] - self._offsets[index])
 
-    def feed(self, engine: Engine) -> int:
-        """Give the engine the next input; returns its tokens, raises ValueError if refused."""
+    def feed(self, engine: Engine, stepped: float) -> int:
+        """Give the engine the next input; returns its tokens, raises ValueError if refused.
+
+        `stepped` is how many seconds the engine has spent in steps until now.
+        """
         index = self._fed
         if not index:
-            self._queued = time.monotonic() - self._arrived
+            self._taken, self._stepped = time.monotonic(), stepped
         ids = self._ids[self._offsets[index] : self._offsets[index + 1]].tolist()
         second = int(self._seconds[index]) if len(self._seconds) else None
         engine.add(f"{self.work.id}-{index}", ids, self.work.params, second)
@@ -85,14 +88,21 @@ class Job:
         self._rows[index] = rows
         self._missing -= 1
 
-    def result(self) -> tuple[Result, Frames] | None:
+    def result(self, stepped: float) -> tuple[Result, Frames] | None:
         """The request's result once all inputs are finished."""
         if self._missing:
             return None
         rows = [r for r in self._rows if r is not None]
         matrix = np.ascontiguousarray(np.concatenate(rows), np.float32)
         splits = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        head = Result(self.work.id, matrix.shape[1], self._queued)
+        head = Result(
+            self.work.id,
+            matrix.shape[1],
+            arrived=self._arrived,
+            queued=self._taken - self._arrived,
+            ran=time.monotonic() - self._taken,
+            stepped=stepped - self._stepped,
+        )
         return head, [matrix.data.cast("B"), splits.data]
 
 
@@ -105,6 +115,7 @@ class Loop:
         self._jobs: dict[int, Job] = {}
         self._queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
         self._running = self._tokens = 0
+        self._stepped = 0.0
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def run(self) -> None:
@@ -113,9 +124,15 @@ class Loop:
             self._receive()
             results = list(self._feed())
             stepped = self._running > 0
-            finished = self._engine.step() if stepped else []
+            finished = self._step() if stepped else []
             if stepped or results:
                 self._send(results, finished)
+
+    def _step(self) -> list[tuple[str, Rows]]:
+        began = time.monotonic()
+        finished = self._engine.step()
+        self._stepped += time.monotonic() - began
+        return finished
 
     def _receive(self) -> None:
         # Sleep only when there is nothing to do.
@@ -135,7 +152,7 @@ class Loop:
         for queue in (self._queues[False], self._queues[True]):
             while queue and self._has_room(bulk=queue[0].work.bulk):
                 try:
-                    self._tokens += queue[0].feed(self._engine)
+                    self._tokens += queue[0].feed(self._engine, self._stepped)
                     self._running += 1
                 except ValueError as error:
                     yield Result(queue[0].work.id, error=str(error))
@@ -160,7 +177,7 @@ class Loop:
             self._running -= 1
             tokens += job.tokens(int(index))
             job.finish(int(index), rows)
-            if (done := job.result()) is not None:
+            if (done := job.result(self._stepped)) is not None:
                 results.append(done[0])
                 frames += done[1]
                 del self._jobs[job.work.id]

@@ -11,7 +11,7 @@ from opentelemetry import trace
 
 from embed_worker import answers, checks, metrics
 from embed_worker.admission import Admission, Cost
-from embed_worker.engine import EngineInfo, Params, Rows, Step
+from embed_worker.engine import EngineInfo, Params, Rows, Step, Task
 from embed_worker.engine_group import EngineGroup
 from embed_worker.tokenizer import Batch, BatchTokenizer, Field, Offsets, TextOptions
 from tensorway import telemetry
@@ -69,7 +69,8 @@ class Model:
         if patient:
             await self._admission.wait_for_room(cost(request))
         with self._admission.hold(cost(request), bulk=_bulk(request)):
-            batch = await self._tokenize(request, kind)
+            with telemetry.stage("tokenize"):
+                batch = await self._tokenize(request, kind)
             if patient:
                 await self._admission.wait_for_room(Cost(tokens=batch.tokens))
             return await self._run(batch, params, task, FIELDS[kind], bulk=_bulk(request))
@@ -93,15 +94,18 @@ class Model:
     async def prove(self) -> None:
         """Raise RuntimeError unless texts of any length give vectors of one width.
 
-        A worker whose task was left unset once answered with every token's state.
+        One each, or one for each of their tokens where the model gives nothing else. A
+        worker whose task was left unset once answered with every token's state.
         """
-        if "embed" not in self.info.tasks:
+        task: Task = "embed" if "embed" in self.info.tasks else "token_embed"
+        if task not in self.info.tasks:
             return
         sequences = [self._proof_ids(text) for text in _PROOF]
         batch = self.tokenizer.sequences(sequences, TextOptions(), "proof[{}]".format)
-        rows, _ = await self._engine.run(batch, Params())
-        if rows.shape != (len(_PROOF), self.info.dimensions):
-            raise RuntimeError(f"expected [2, {self.info.dimensions}] numbers, got {rows.shape}")
+        rows, _ = await self._engine.run(batch, Params(task))
+        expected = (batch.inputs if task == "embed" else batch.tokens, self.info.dimensions)
+        if rows.shape != expected:
+            raise RuntimeError(f"expected {expected} numbers, got {rows.shape}")
         norms = np.linalg.norm(rows, axis=1)
         if not np.isfinite(norms).all():
             raise RuntimeError("the model gives NaN or infinity")
@@ -111,7 +115,7 @@ class Model:
     async def _run(
         self, batch: Batch, params: Params, task: str, field: Field, *, bulk: bool
     ) -> Pooled:
-        with self._admission.hold(Cost(tokens=batch.tokens), bulk=bulk):
+        with self._admission.hold(Cost(tokens=batch.tokens), bulk=bulk), telemetry.stage("engine"):
             rows, offsets = await self._engine.run(batch, params, bulk=bulk)
         answers.check_finite(rows, offsets, field)
         metrics.INPUTS.labels(self.name, task).inc(batch.inputs)

@@ -8,7 +8,7 @@ from typing import Any
 from embed_worker import answers, checks
 from embed_worker.engine import Params
 from embed_worker.model import Model
-from tensorway import logs
+from tensorway import logs, telemetry
 from tensorway.envelope import EmbedStreamResponse
 from tensorway.errors import Unavailable, to_status
 from tensorway.handlers import Context, Service, translate
@@ -54,13 +54,14 @@ class EmbeddingServicer:
             params = Params("embed", checks.dimensions(request, model.info))
             element_type = checks.element_type(request)
             pooled = await model.pool(request, params, "embed", patient=patient)
-            return answers.embed_response(
-                pooled.rows,
-                element_type,
-                model=request.model,
-                usage=pooled.usage,
-                request_id=request_id,
-            )
+            with telemetry.stage("answer"):
+                return answers.embed_response(
+                    pooled.rows,
+                    element_type,
+                    model=request.model,
+                    usage=pooled.usage,
+                    request_id=request_id,
+                )
 
     async def EmbedStream(
         self, requests: AsyncIterator[embedding_pb2.EmbedStreamRequest], context: Context

@@ -6,6 +6,7 @@ exporter does not cut a trace in two.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
@@ -79,6 +80,22 @@ def span(name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Span]:
     """A span for work inside a call."""
     with TRACER.start_as_current_span(name, attributes=attributes) as span:
         yield span
+
+
+def stage(name: str) -> AbstractContextManager[Span]:
+    """A span for a part of the current span's work; costs nothing when that is not recorded."""
+    if not trace.get_current_span().is_recording():
+        return _NO_SPAN
+    return TRACER.start_as_current_span(name)
+
+
+def past_stage(name: str, began: float, seconds: float, **attributes: AttributeValue) -> None:
+    """The same for work that another process of this machine has done; monotonic seconds."""
+    if not trace.get_current_span().is_recording():
+        return
+    start = time.time_ns() - round((time.monotonic() - began) * 1e9)
+    span = TRACER.start_span(name, start_time=start, attributes=attributes)
+    span.end(start + round(seconds * 1e9))
 
 
 @contextmanager
