@@ -1,13 +1,16 @@
-"""A deadline for streams whose caller set none: everything ends some time."""
+"""How long a call may take: everything ends some time, whoever forgot to say when."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from tensorway.errors import DeadlineExceeded
-from tensorway.handlers import Context
+
+if TYPE_CHECKING:
+    from tensorway.handlers import Context
 
 
 def seconds_left(context: Context, default: float) -> float:
@@ -16,14 +19,18 @@ def seconds_left(context: Context, default: float) -> float:
     return default if left is None else left
 
 
-@asynccontextmanager
-async def deadline(context: Context, default: float) -> AsyncIterator[None]:
+def deadline(context: Context, default: float) -> AbstractAsyncContextManager[None]:
     """End what is inside after `default` seconds, unless the caller set a deadline."""
-    seconds = None if context.time_remaining() is not None else default
+    return within(None if context.time_remaining() is not None else default)
+
+
+@asynccontextmanager
+async def within(seconds: float | None) -> AsyncIterator[None]:
+    """End what is inside after so many seconds with DeadlineExceeded; None: never."""
     try:
         async with asyncio.timeout(seconds) as timer:
             yield
     except TimeoutError:
         if timer.expired():
-            raise DeadlineExceeded(f"not finished within {seconds:g} s") from None
+            raise DeadlineExceeded(f"no answer within {seconds:g} s") from None
         raise

@@ -27,6 +27,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tensorway import credentials, errors, logs, messages, metrics, telemetry
 from tensorway.channels import REQUEST_ID
+from tensorway.deadline import within
 from tensorway.messages import Codec
 
 LOG = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class Calls:
         with telemetry.server_span(rules.name, headers) as span:
             try:
                 self._admit(rules, headers)
-                async with self._deadline(rules, context):
+                async with self._in_time(rules, context):
                     yield
                 code = grpc.StatusCode.OK
             except grpc.aio.AbortError:
@@ -186,9 +187,9 @@ class Calls:
         if self._tokens and not rules.open:
             credentials.check_token(headers.get("authorization", ""), self._tokens)
 
-    def _deadline(self, rules: _Rules, context: Context) -> AbstractAsyncContextManager[None]:
-        given = context.time_remaining() is not None
-        return nullcontext() if given or rules.streaming else _deadline(self._default_timeout)
+    def _in_time(self, rules: _Rules, context: Context) -> AbstractAsyncContextManager[None]:
+        given = rules.streaming or context.time_remaining() is not None
+        return nullcontext() if given else within(self._default_timeout)
 
     def _translate(self, raised: BaseException, context: Context) -> errors.TensorwayError:
         if isinstance(raised, _CALLER_LEFT):
@@ -227,17 +228,6 @@ def _written(function: Any) -> Any:
                 await context.write(response)
 
     return write
-
-
-@asynccontextmanager
-async def _deadline(seconds: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds) as timer:
-            yield
-    except TimeoutError:
-        if timer.expired():
-            raise errors.DeadlineExceeded(f"no answer within {seconds:g} s") from None
-        raise
 
 
 def _code(context: Context) -> grpc.StatusCode:

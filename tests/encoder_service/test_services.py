@@ -389,7 +389,7 @@ async def test_calls_without_a_deadline_get_one() -> None:
     """Nothing lasts for ever."""
     async with both(request_timeout=0.3) as running:
         running.backend.gate.clear()
-        with pytest.raises(grpc.aio.AioRpcError, match=r"not finished within 0.3 s") as raised:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"no answer within 0.3 s") as raised:
             await generated(running, image_input(picture("blue")), timeout=None)
         running.backend.gate.set()
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
