@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tensorway.flags import flag
-from tensorway.options import MIB, PORT, Seconds
+from tensorway.options import MIB, PORT, TARGET, Seconds
 
 _COUNT = click.IntRange(min=1)
 _TIME = Seconds(min=0, min_open=True)
@@ -20,7 +20,9 @@ class RestOptions:
 
     host: str = flag("127.0.0.1", help="Address to listen on; loopback unless told otherwise.")
     port: int = flag(8000, help="HTTP port; 0 takes a free one.", type=PORT)
-    router: str = flag("127.0.0.1:50051", help="Router to ask, host:port or a gRPC target name.")
+    router: str = flag(
+        "127.0.0.1:50051", help="Router to ask, host:port or a gRPC target name.", type=TARGET
+    )
     processes: int = flag(1, help="Processes that share the port.", type=_COUNT)
     tls_cert: Path | None = flag(None, help="Certificate chain (PEM); turns HTTPS on.")
     tls_key: Path | None = flag(None, help="Private key (PEM) of --tls-cert.")

@@ -22,7 +22,8 @@ import msgspec
 
 from tensorway.flags import BadFlag
 
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+MAX_PORT = 65535
+Port = Annotated[int, msgspec.Meta(ge=0, le=MAX_PORT)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
@@ -75,10 +76,35 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics port of worker 1; worker 2 gets the next one, and so on. 0: free ones."""
 
 
+# Those that listen on a port of their own; their keys in the file.
+SERVICES = ("router", "rest", "encoder", "generator")
+
+
+def chosen_ports(fleet: Fleet) -> dict[int, str]:
+    """The ports that are not left to chance, with who gets them; BadFlag if they cannot work."""
+    services = {name: getattr(fleet, name) for name in SERVICES}
+    wanted = [(service.port, name) for name, service in services.items() if service]
+    if fleet.metrics_port:
+        count = sum(pool.count for pool in fleet.workers)
+        wanted += [(fleet.metrics_port + n, f"metrics of worker-{n + 1}") for n in range(count)]
+    ports: dict[int, str] = {}
+    for port, name in wanted:
+        if port > MAX_PORT:
+            raise BadFlag(f"metrics_port: {name} would get {port}, over {MAX_PORT}")
+        if port and ports.setdefault(port, name) != name:
+            raise BadFlag(f"port {port} is given to {ports[port]} and to {name}")
+    return ports
+
+
 def load(path: Path) -> Fleet:
     """Read a fleet file; BadFlag names the file and the key that is wrong."""
     try:
         fleet = msgspec.convert(tomllib.loads(path.read_text()), Fleet)
+        chosen_ports(fleet)
+    except BadFlag as error:
+        raise BadFlag(f"--fleet {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise BadFlag(f"--fleet {path}: expected UTF-8: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise BadFlag(f"--fleet {path}: {error}") from error
     except msgspec.ValidationError as error:

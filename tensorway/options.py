@@ -53,7 +53,12 @@ class Matching(click.ParamType[str]):
         return str(value)
 
 
-ADDRESS = Matching(r"\S+:\d{1,5}", "host:port")
+# A number up to 65535.
+_PORT = r"(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
+ADDRESS = Matching(rf"\S+:{_PORT}", "host:port")
+TARGET = Matching(r"(?!https?:)\S+:\S+", "host:port or a gRPC target name")
+# Without a port https has one of its own, and http would be asked on that of https.
+OTLP = Matching(rf"https?://[^\s/]+:{_PORT}/?|https://[^\s/:]+/?", "http://host:port")
 ENDPOINT = Matching(r"[\w-]+(\.[\w-]+){2}", "namespace.component.endpoint")
 MIB = 1024 * 1024
 PORT = click.IntRange(0, 65535)
@@ -123,7 +128,7 @@ class ObserveOptions:
         None, help="Prometheus metrics over HTTP; 0 takes a free port.", type=PORT
     )
     otlp_endpoint: str | None = flag(
-        None, help="OTLP gRPC endpoint for traces, e.g. http://127.0.0.1:4317."
+        None, help="OTLP gRPC endpoint for traces, e.g. http://127.0.0.1:4317.", type=OTLP
     )
 
 

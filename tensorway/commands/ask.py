@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tensorway.channels import Dialer
 from tensorway.flags import flag
-from tensorway.options import DialOptions
+from tensorway.options import TARGET, DialOptions
 from tensorway.v1 import model_pb2_grpc
 
 TIMEOUT_SECONDS = 10.0
@@ -26,7 +26,7 @@ _WIDTH = 1000
 class AskOptions:
     """Whom to ask, and how to show the answer."""
 
-    router: str = flag("127.0.0.1:50051", help="Router, or worker, to ask, host:port.")
+    router: str = flag("127.0.0.1:50051", help="Router, or worker, to ask, host:port.", type=TARGET)
     json: bool = flag(False, help="The answer as JSON.")
 
 

@@ -110,7 +110,7 @@ def inspect(path: Path, kind: Kind) -> Report:
         return Report(str(path), kind, ask(launch).removeprefix(f"--config: {path}: "))
     try:
         launches = plan(fleet.load(path), this_machine())
-    except (BadFlag, UnicodeDecodeError) as error:
+    except BadFlag as error:
         return Report(str(path), kind, str(error).removeprefix(f"--fleet {path}: "))
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         errors = list(threads.map(ask, launches))

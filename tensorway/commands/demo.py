@@ -8,9 +8,11 @@ import json
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import click
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from rich.padding import Padding
 from rich.table import Table
@@ -20,7 +22,7 @@ from tensorway import wire
 from tensorway.channels import Dialer
 from tensorway.commands import stack
 from tensorway.commands.screen import Screen
-from tensorway.commands.up import stay, where
+from tensorway.commands.up import addresses, stay, where
 from tensorway.flags import BadFlag, command, flag
 from tensorway.fleet import Fleet, Service, Workers
 from tensorway.launches import HOST
@@ -51,6 +53,7 @@ class DemoOptions:
     port: int = flag(50051, help="gRPC port of the router; another one if taken.", type=PORT)
     rest_port: int = flag(8000, help="HTTP port of the REST shim; another one if taken.", type=PORT)
     verbose: bool = flag(False, help="Show what the processes print.")
+    json: bool = flag(False, help="The result as JSON; all else goes to standard error.")
 
 
 @command("tensorway-demo", DemoOptions)
@@ -60,12 +63,12 @@ def demo(options: DemoOptions) -> None:
     Starts a router, a worker with all-MiniLM-L6-v2 on vLLM and the REST shim on this
     machine, embeds over gRPC and over REST, compares the answers, and stops everything.
     """
-    router, rest = _port(options.port, "--port"), _port(options.rest_port, "--rest-port")
+    screen = Screen(quiet=not options.verbose, stderr=options.json)
+    router = _port(screen, options.port, "--port")
+    rest = _port(screen, options.rest_port, "--rest-port")
     fleet = stack.settle(minilm(router, rest))
-    click.echo("A real model, all-MiniLM-L6-v2 on vLLM, behind a router and a REST shim:\n")
-    stack.run(
-        fleet, lambda screen: show(fleet, screen, keep=options.keep), quiet=not options.verbose
-    )
+    screen.say("A real model, all-MiniLM-L6-v2 on vLLM, behind a router and a REST shim:\n")
+    stack.run(fleet, lambda screen: show(fleet, screen, options), screen)
 
 
 def minilm(port: int, rest_port: int, *args: str) -> Fleet:
@@ -81,8 +84,8 @@ def minilm(port: int, rest_port: int, *args: str) -> Fleet:
     return Fleet((worker,), Service(port), Service(rest_port))
 
 
-async def show(fleet: Fleet, screen: Screen, *, keep: bool) -> None:
-    """Embed, compare, print; with `keep`, stay up afterwards."""
+async def show(fleet: Fleet, screen: Screen, options: DemoOptions) -> None:
+    """Embed, compare, print; with `--keep`, stay up afterwards."""
     by_grpc = await over_grpc(f"{HOST}:{fleet.router.port}")
     by_rest = await asyncio.to_thread(over_rest, f"http://{HOST}:{fleet.rest.port}")
     difference = float(np.abs(by_grpc - by_rest).max())
@@ -90,11 +93,26 @@ async def show(fleet: Fleet, screen: Screen, *, keep: bool) -> None:
         raise click.ClickException(f"gRPC and REST differ by {difference}")
     screen.console.print(Padding(similarities(by_grpc), (1, 0)))
     count, width = by_grpc.shape
-    screen.console.print(f"  {count} sentences, {width} numbers each, the same over gRPC and REST.")
+    screen.say(f"  {count} sentences, {width} numbers each, the same over gRPC and REST.")
+    if options.json:
+        click.echo(orjson.dumps(result(fleet, by_grpc, difference)))
     where(fleet, screen)
-    if keep:
+    if options.keep:
         await stay(screen)
     screen.note("Stopping; with --keep it stays up.")
+
+
+def result(fleet: Fleet, vectors: Vectors, difference: float) -> dict[str, Any]:
+    """What was found: vectors are unit vectors, so their products are cosines."""
+    similarities = np.round((vectors @ vectors.T).astype(float), 6).tolist()
+    return {
+        "model": MODEL,
+        **addresses(fleet),
+        "sentences": SENTENCES,
+        "dimensions": vectors.shape[1],
+        "similarities": similarities,
+        "difference_between_grpc_and_rest": difference,
+    }
 
 
 async def over_grpc(address: str) -> Vectors:
@@ -144,9 +162,9 @@ def _stack(rows: Iterable[bytes]) -> Vectors:
     return np.stack([np.frombuffer(row, "<f4") for row in rows])
 
 
-def _port(port: int, name: str) -> int:
+def _port(screen: Screen, port: int, name: str) -> int:
     """The port, or 0 for any free one when it is taken."""
     if port == 0 or stack.is_free(port):
         return port
-    click.echo(f"Port {port} is taken, so a free one is used ({name} chooses).")
+    screen.say(f"Port {port} is taken, so a free one is used ({name} chooses).")
     return 0

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 import msgspec
 from rich.text import Text
@@ -15,14 +16,14 @@ from tensorway import processes, readiness
 from tensorway.channels import Dialer
 from tensorway.commands.screen import Screen
 from tensorway.flags import BadFlag
-from tensorway.fleet import Fleet, Service
+from tensorway.fleet import SERVICES, Fleet, chosen_ports
 from tensorway.launches import HOST, plan, this_machine
 from tensorway.options import DialOptions
 
 Work = Callable[[Screen], Awaitable[None]]
 
-# How to choose the port of each service.
-PORT_FLAGS = {
+# How to choose the port of each service; what is left is --metrics-port.
+_PORT_FLAGS = {
     "router": "--port",
     "rest": "--rest-port",
     "encoder": "encoder.port of the fleet file",
@@ -30,14 +31,13 @@ PORT_FLAGS = {
 }
 
 
-def run(fleet: Fleet, work: Work, *, quiet: bool) -> None:
+def run(fleet: Fleet, work: Work, screen: Screen) -> None:
     """Start a fleet, do the work once it is ready, stop the fleet, and exit if it failed.
 
     The first SIGINT, SIGTERM or SIGHUP ends the work and stops everything in order; the
     second one kills what is left.
     """
     signals: list[int] = []
-    screen = Screen(quiet=quiet)
     try:
         asyncio.run(_run(fleet, work, screen, signals))
     except* processes.ProcessFailed as group:
@@ -47,12 +47,14 @@ def run(fleet: Fleet, work: Work, *, quiet: bool) -> None:
         if len(signals) > 1:
             sys.exit(130)
         screen.note("Stopped.")
+        screen.event("stopped")
 
 
 async def _run(fleet: Fleet, work: Work, screen: Screen, signals: list[int]) -> None:
     _cancel_on_signals(screen, signals)
     launches = plan(fleet, this_machine())
     names = tuple(launch.name for launch in launches)
+    screen.event("starting", processes=names)
     async with processes.running(launches, screen.line) as children, asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(children.watch())
         with screen.starting(names) as starting:
@@ -64,9 +66,21 @@ async def _run(fleet: Fleet, work: Work, screen: Screen, signals: list[int]) -> 
 
 def settle(fleet: Fleet) -> Fleet:
     """The fleet with free ports in place of 0; BadFlag when a port is taken."""
-    services = {name: getattr(fleet, name) for name in PORT_FLAGS}
-    settled = {name: _settle(name, service) for name, service in services.items() if service}
-    return msgspec.structs.replace(fleet, **settled)
+    for port, name in chosen_ports(fleet).items():
+        if not is_free(port):
+            raise BadFlag(
+                f"port {port} for {name} is taken; choose another one, "
+                f"or 0 for any free one, with {_PORT_FLAGS.get(name, '--metrics-port')}"
+            )
+    replace = msgspec.structs.replace
+    with ExitStack() as held:
+        services = {name: getattr(fleet, name) for name in SERVICES}
+        free = {
+            name: replace(service, port=_free_port(held))
+            for name, service in services.items()
+            if service and service.port == 0
+        }
+    return replace(fleet, **free)
 
 
 def is_free(port: int) -> bool:
@@ -80,21 +94,11 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _settle(name: str, service: Service) -> Service:
-    if service.port == 0:
-        return msgspec.structs.replace(service, port=_free_port())
-    if not is_free(service.port):
-        raise BadFlag(
-            f"port {service.port} for {name} is taken; choose another one, "
-            f"or 0 for any free one, with {PORT_FLAGS[name]}"
-        )
-    return service
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
+def _free_port(held: ExitStack) -> int:
+    """A free port, which stays bound for so long, since it is to be given once."""
+    probe = held.enter_context(socket.socket())
+    probe.bind((HOST, 0))
+    port: int = probe.getsockname()[1]
     return port
 
 
@@ -104,7 +108,9 @@ def _cancel_on_signals(screen: Screen, signals: list[int]) -> None:
 
     def received(number: int) -> None:
         signals.append(number)
-        screen.note("\nStopping; once more kills." if len(signals) == 1 else "\nKilling.")
+        first = len(signals) == 1
+        screen.note("\nStopping; once more kills." if first else "\nKilling.")
+        screen.event("stopping" if first else "killing")
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -118,3 +124,5 @@ def _explain(screen: Screen, group: BaseExceptionGroup[processes.ProcessFailed])
             for line in error.process.tail:
                 screen.console.print(screen.prefixed(error.process.name, line))
         screen.console.print(Text(f"{error}; everything was stopped", style="bold red"))
+        tail = list(error.process.tail)
+        screen.event("failed", process=error.process.name, message=str(error), output=tail)

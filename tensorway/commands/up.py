@@ -35,6 +35,7 @@ class UpOptions:
     metrics_port: int | None = flag(
         None, help="Metrics port of worker 1; worker 2 gets the next one, and so on.", type=PORT
     )
+    json: bool = flag(False, help="Events as lines of JSON; what processes print goes to stderr.")
 
 
 @command("tensorway-up", UpOptions, extra_args=True)
@@ -46,7 +47,8 @@ def up(options: UpOptions, args: tuple[str, ...]) -> None:
     everything in order.
     """
     fleet = stack.settle(choose(options, args))
-    stack.run(fleet, lambda screen: serve(fleet, screen), quiet=False)
+    screen = Screen(quiet=False, events=options.json)
+    stack.run(fleet, lambda screen: serve(fleet, screen), screen)
 
 
 def choose(options: UpOptions, args: tuple[str, ...]) -> Fleet:
@@ -89,7 +91,17 @@ async def stay(screen: Screen) -> None:
 
 def where(fleet: Fleet, screen: Screen) -> None:
     """Say where the front doors are."""
+    doors = addresses(fleet)
+    screen.event("up", **doors)
     screen.console.print()
-    screen.console.print(f"  gRPC  [bold]{HOST}:{fleet.router.port}[/]")
-    screen.console.print(f"  REST  [bold]http://{HOST}:{fleet.rest.port}/v1[/]")
+    screen.console.print(f"  gRPC  [bold]{doors['grpc']}[/]")
+    screen.console.print(f"  REST  [bold]{doors['rest']}[/]")
     screen.console.print()
+
+
+def addresses(fleet: Fleet) -> dict[str, str]:
+    """Where the front doors are: `grpc` as host:port, `rest` as a base URL for OpenAI's clients."""
+    return {
+        "grpc": f"{HOST}:{fleet.router.port}",
+        "rest": f"http://{HOST}:{fleet.rest.port}/v1",
+    }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 
 import pytest
+
+from tensorway.commands import demo
+from tensorway.commands.screen import Screen
+from tensorway.fleet import Fleet, Service
 
 pytestmark = pytest.mark.vllm
 
@@ -25,3 +30,16 @@ def test_demo_shows_what_is_alike() -> None:
         paired = row // 2 == column // 2
         assert (cosines[row][column] > 0.4) == paired, (row, column)
     assert "6 sentences, 384 numbers each, the same over gRPC and REST." in ran.stdout
+
+
+async def test_result_for_a_program(minilm, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json the result is alone on standard output: who is alike, and where to ask."""
+    grpc, rest = (Service(int(url.rpartition(":")[2])) for url in (minilm.grpc, minilm.rest))
+    options, fleet = demo.DemoOptions(json=True), Fleet(router=grpc, rest=rest)
+    await demo.show(fleet, Screen(quiet=True, stderr=True), options)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["grpc"], found["rest"]) == (minilm.grpc, f"{minilm.rest}/v1")
+    assert (len(found["sentences"]), found["dimensions"]) == (6, 384)
+    for number, row in enumerate(found["similarities"]):
+        # The sentences are pairs: 0 and 1, 2 and 3, 4 and 5.
+        assert sorted(range(6), key=row.__getitem__)[-2:] == [number ^ 1, number]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tensorway import __version__
 from tensorway.cli import COMMANDS
-from tensorway.commands.screen import Screen, Starting
+from tensorway.commands.screen import Screen
 
 
 def tensorway(*args: str) -> str:
@@ -102,10 +102,11 @@ def test_quiet_screen_shows_no_lines() -> None:
 
 def test_progress_on_a_terminal() -> None:
     """Each process has a line that turns from starting to ready."""
-    console = terminal()
-    with Starting(console, ("router", "worker-1")) as starting:
+    screen = Screen(quiet=False)
+    screen.console = terminal()
+    with screen.starting(("router", "worker-1")) as starting:
         starting.ready("router")
-    last = printed(console).rpartition("✓")[2]
+    last = printed(screen.console).rpartition("✓")[2]
     assert "router" in last
     assert "ready" in last
     assert "starting" in last.partition("worker-1")[2]
@@ -113,8 +114,9 @@ def test_progress_on_a_terminal() -> None:
 
 def test_progress_in_a_file() -> None:
     """Without a terminal, each process is told once, when it is ready."""
-    console = Console(file=io.StringIO(), highlight=False)
-    with Starting(console, ("router",)) as starting:
+    screen = Screen(quiet=False)
+    screen.console = Console(file=io.StringIO(), highlight=False)
+    with screen.starting(("router",)) as starting:
         starting.ready("router")
-    assert printed(console).startswith("  router    ready after 0.")
-    assert printed(console).count("\n") == 1
+    assert printed(screen.console).startswith("  router    ready after 0.")
+    assert printed(screen.console).count("\n") == 1

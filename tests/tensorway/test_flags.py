@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tensorway import options
 from tensorway.flags import BadFlag, argument, command, flag
 from tensorway.options import DialOptions, ListenOptions, ObserveOptions, RegisterOptions, Seconds
 
@@ -267,3 +268,39 @@ def test_a_dry_run_checks_and_does_nothing() -> None:
     assert seen == []
     CliRunner().invoke(main, ["a", "--right"])
     assert seen == [(Other(), ("a", "--right"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        pytest.param(
+            options.ADDRESS,
+            ("host:1", "[::1]:65535", "10.0.0.1:50051"),
+            ("host", "host:", ":1", "host:65536", "host:-1", "a b:1"),
+            id="address",
+        ),
+        pytest.param(
+            options.TARGET,
+            (
+                "host:1",
+                "dns:///router:50051",
+                "unix:/run/router.sock",
+                "ipv4:10.0.0.1:1,10.0.0.2:1",
+            ),
+            ("host", "http://host:1", "https://host", ""),
+            id="target",
+        ),
+        pytest.param(
+            options.OTLP,
+            ("http://127.0.0.1:4317", "https://collector", "http://[::1]:4317/"),
+            ("localhost:4317", "nonsense", "http://", "http://collector", "http://h:99999"),
+            id="otlp",
+        ),
+    ],
+)
+def test_forms_of_text(kind: options.Matching, right: tuple[str, ...], wrong: tuple[str, ...]):
+    """Addresses and URLs are refused when they are parsed, with what was expected."""
+    assert [kind.convert(text, None, None) for text in right] == list(right)
+    for text in wrong:
+        with pytest.raises(click.BadParameter, match=f"expected {kind.name}"):
+            kind.convert(text, None, None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -91,11 +93,39 @@ def test_second_signal_kills(up) -> None:
 
 
 def test_worker_that_cannot_start_is_named() -> None:
-    """A flag that a worker refuses ends `up` with the worker's own words."""
-    ended = tensorway("up", *FAKE, "--port", "0", "--rest-port", "0", "--kv-transfer-config", "{}")
+    """A flag that a worker refuses ends `up` with the worker's own words, to a program too."""
+    flags = ("--port", "0", "--rest-port", "0", "--kv-transfer-config", "{}", "--json")
+    ended = tensorway("up", *FAKE, *flags)
     assert ended.returncode == 1
-    assert "--kv-transfer-config" in ended.stdout
-    assert "worker-1 ended with status 2; everything was stopped" in ended.stdout
+    assert "--kv-transfer-config" in ended.stderr
+    assert "worker-1 ended with status 2; everything was stopped" in ended.stderr
+    last = json.loads(ended.stdout.splitlines()[-1])
+    assert (last["event"], last["process"]) == ("failed", "worker-1")
+    assert last["message"] == "worker-1 ended with status 2"
+    assert "--kv-transfer-config" in last["output"][-1]
+
+
+def test_events_for_a_program() -> None:
+    """With --json every state is a line on standard output, and nothing else is there."""
+    names = {"router", "worker-1", "rest"}
+    command = [sys.executable, "-m", "tensorway.cli", "up", *FAKE, "--json"]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--rest-port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        events = map(json.loads, process.stdout)
+        assert set(next(events)["processes"]) == names
+        ready = [next(events) for _ in names]
+        assert {event["process"] for event in ready if event["event"] == "ready"} == names
+        up = next(events)
+        assert up["event"] == "up"
+        with urllib.request.urlopen(f"{up['rest']}/models", timeout=60) as answer:
+            assert [model["id"] for model in json.load(answer)["data"]] == ["fake-model"]
+        assert tensorway("models", "--router", up["grpc"]).returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert [event["event"] for event in events] == ["stopping", "stopped"]
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,17 @@ def test_file_becomes_processes(tmp_path: Path) -> None:
         pytest.param("[[workers]]\nmodel = 'm'\ncount = 0", "workers[0].count", id="count"),
         pytest.param("[router]\nport = 1", "nothing to serve", id="empty"),
         pytest.param("[router", "Expected ']'", id="toml"),
+        pytest.param("[rest]\nport = 50051", "50051 is given to router and to rest", id="twice"),
+        pytest.param(
+            "metrics_port = 65535\n[[workers]]\nmodel = 'm'\ncount = 2",
+            "metrics_port: metrics of worker-2 would get 65536, over 65535",
+            id="metrics",
+        ),
+        pytest.param(
+            "metrics_port = 7999\n[[workers]]\nmodel = 'm'\ncount = 2",
+            "port 8000 is given to rest and to metrics of worker-2",
+            id="metrics twice",
+        ),
     ],
 )
 def test_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: str) -> None:
@@ -202,6 +213,17 @@ def test_taken_port_is_refused() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(BadFlag, match=f"port {port} for rest is taken.*--rest-port"):
             stack.settle(Fleet((Workers("m"),), router=Service(0), rest=Service(port)))
+
+
+def test_taken_metrics_port_is_refused() -> None:
+    """So is a port that a worker would need for its metrics, before anything starts."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        fleet = Fleet((Workers("m"),), Service(0), Service(0), metrics_port=port)
+        with pytest.raises(BadFlag, match=f"port {port} for metrics of worker-1.*--metrics-port"):
+            stack.settle(fleet)
 
 
 def test_port_zero_becomes_a_free_port() -> None:
