@@ -14,6 +14,9 @@ from tensorway.options import ObserveOptions
 
 MAX_REQUEST_ID = 128
 
+# They warn of each header that is malformed: a caller could fill our log.
+_TALKATIVE = ("opentelemetry.trace", "opentelemetry.baggage", "opentelemetry.util.re")
+
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
 TEXT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s %(trace_id)s] %(message)s"
@@ -27,6 +30,8 @@ def setup(options: ObserveOptions) -> None:
     handler.setFormatter(JsonFormatter(JSON) if json else logging.Formatter(TEXT))
     handler.addFilter(_add_ids)
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler], force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def bind_request_id(given: str) -> str:
@@ -44,6 +49,8 @@ def bind_request_id(given: str) -> str:
 
 def _add_ids(record: logging.LogRecord) -> bool:
     span = trace.get_current_span().get_span_context()
-    record.request_id = request_id.get()
+    given = request_id.get()
+    # It comes from outside: a line break in it would be a forged line.
+    record.request_id = given if given.isprintable() else ascii(given)
     record.trace_id = trace.format_trace_id(span.trace_id) if span.is_valid else "-"
     return True

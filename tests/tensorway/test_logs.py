@@ -55,6 +55,31 @@ async def test_text(serving: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
 
 
+async def test_malformed_trace_headers_are_not_logged(
+    serving: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A caller cannot fill the log with headers that nobody can read."""
+    logs.setup(ObserveOptions())
+    bad = (("tracestate", "=,;"), ("baggage", "=,;"), ("traceparent", "00-zz"))
+    await call(serving, Fake(talk), metadata=(METADATA[1], *bad[:2]))
+    await call(serving, Fake(talk), metadata=bad)
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "three texts" in line]) == 2
+    assert not [line for line in lines if "WARNING" in line]
+
+
+def test_a_request_id_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What would break or hide a line is written escaped."""
+    logs.setup(ObserveOptions())
+    token = logs.request_id.set("mine\n2026-01-01 ERROR forged\x1b[2K")
+    try:
+        LOG.info("said")
+    finally:
+        logs.request_id.reset(token)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r"['mine\n2026-01-01 ERROR forged\x1b[2K' -] said" in line
+
+
 async def test_json(serving: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for machines is one JSON object with the same."""
     logs.setup(ObserveOptions(log_format="json"))
