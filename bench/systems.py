@@ -31,6 +31,8 @@ class Plan:
     """More flags of our workers."""
     env: dict[str, str] = field(default_factory=dict)
     """More variables of our workers."""
+    observe: tuple[str, ...] = ()
+    """More flags of each of our services."""
     dynamo: str = ""
     """Python that has ai-dynamo."""
     smg: str = ""
@@ -59,10 +61,11 @@ def tensorway(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
     del stack
     router, rest, worker = free_port(), free_port(), free_port()
     asks = ("--router", f"{HOST}:{router}")
-    flags = (plan.model, *_flags(plan), *asks, "--port", str(worker), *plan.ours)
-    routers = launcher.python("router", "router", "--port", str(router))
+    seen = plan.observe
+    flags = (plan.model, *_flags(plan), *asks, "--port", str(worker), *plan.ours, *seen)
+    routers = launcher.python("router", "router", "--port", str(router), *seen)
     workers = launcher.python("worker", "embed_worker", *flags, env={**_CPU, **plan.env})
-    rests = launcher.python("rest", "rest_shim", "--port", str(rest), *asks)
+    rests = launcher.python("rest", "rest_shim", "--port", str(rest), *asks, *seen)
     subjects = [
         Subject("router", Target("grpc", f"{HOST}:{router}"), (routers, workers)),
         Subject("worker", Target("grpc", f"{HOST}:{worker}"), (workers,)),

@@ -1,0 +1,95 @@
+"""Where a request's time goes: what the services tell, and what is made of it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from bench import spans, systems
+from bench.collector import Span, collecting
+from bench.processes import Launcher
+from bench.spans import CHAIN, INSIDE_ENGINE, PARTS, WORKER, Request
+from bench.systems import Plan
+
+# Milliseconds of the spans of a request that took 100.
+LENGTHS = dict(zip(spans.ALL, (95, 80, 70, 66, 10, 50, 2, 5, 40), strict=True))
+ENGINE = (WORKER, "engine")
+
+
+def trace(name: str = "t", step: float = 0.03, **changed: int) -> list[Span]:
+    """The spans of a request; only their lengths count."""
+    lengths = LENGTHS | {(WORKER, name): ms for name, ms in changed.items()}
+    numbers = {spans.STEP_SECONDS: step}
+    return [
+        Span(service, span, name, "", "", 0, ms * 1_000_000, numbers)
+        for (service, span), ms in lengths.items()
+    ]
+
+
+def test_stages_are_what_spans_take_by_themselves() -> None:
+    """Each stage is its span less those inside it; together they are the whole request."""
+    found = spans.stages(100, {(span.service, span.name): span for span in trace()})
+    assert found == pytest.approx(
+        {"client": 5, "shim": 15, "router": 10, "front": 8, "tokenize": 10}
+        | {"hop": 5, "queue": 5, "feed": 10, "step": 30, "answer": 2}
+    )
+    assert sum(found.values()) == pytest.approx(100)
+
+
+def test_medians_of_requests() -> None:
+    """A profile has each stage's median, and by how much their sum misses the whole."""
+    asked = [Request("a", 100), Request("b", 104), Request("c", 150)]
+    recorded = [*trace("a"), *trace("b", tokenize=12), *trace("c", step=0.01)]
+    profile = spans.profile(15, asked, recorded, untraced=90)
+    assert (profile.total, profile.untraced, profile.requests) == (104, 90, 3)
+    assert profile.stages["tokenize"] == pytest.approx(10)
+    assert profile.stages["step"] == pytest.approx(30)
+    assert profile.residue == pytest.approx(0)
+    table = spans.table([profile])
+    assert "| step: engine steps, the model's work included | 30.00 (29%) |" in table
+    assert "| sum of the stages | 104.00 (residue 0.0%) |" in table
+
+
+def test_a_span_that_is_missing_is_named() -> None:
+    """Without one of its spans a request's time cannot be told."""
+    recorded = [span for span in trace() if span.name != "queue"]
+    with pytest.raises(ValueError, match="a request has no span"):
+        spans.profile(1, [Request("t", 100)], recorded, untraced=90)
+
+
+def test_spans_that_stick_out_are_named() -> None:
+    """Tokenising cannot take longer than the call that it is part of."""
+    with pytest.raises(ValueError, match="front: spans are not inside each other"):
+        spans.profile(1, [Request("t", 100)], trace(tokenize=60), untraced=90)
+
+
+def test_the_services_tell_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request through everything gives one span for each stage, each inside its parent."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    with ExitStack() as stack:
+        collector, address = stack.enter_context(collecting())
+        fake = ("--engine", "fake", "--max-num-seqs", "16")
+        plan = Plan("model", (), fake, observe=("--otlp-endpoint", address))
+        subjects = systems.start(["tensorway"], Launcher(stack, tmp_path), stack, plan)
+        (rest,) = (subject for subject in subjects if subject.name == "rest")
+        client = stack.enter_context(closing(spans.Client(rest.target.address)))
+        quiet = client.ask(["text"], traced=False)
+        # The last one takes three steps.
+        asked = [client.ask(["text"] * batch, traced=True) for batch in (1, 1, 40)]
+        found = spans.exported(collector, {request.trace for request in asked})
+        assert not [span for span in collector.spans() if span.trace == quiet.trace]
+    assert len(found) == len(asked) * len(spans.ALL)
+    for request in asked:
+        _check({(s.service, s.name): s for s in found if s.trace == request.trace}, request)
+    assert spans.profile(1, asked, found, untraced=quiet.ms).requests == 3
+
+
+def _check(found: dict[tuple[str, str], Span], request: Request) -> None:
+    parents = dict(zip(CHAIN[1:], CHAIN[:-1], strict=True))
+    parents |= dict.fromkeys(PARTS, CHAIN[-1]) | dict.fromkeys(INSIDE_ENGINE, ENGINE)
+    assert {name: found[name].parent for name in parents} == {
+        name: found[parent].id for name, parent in parents.items()
+    }
+    assert sum(spans.stages(request.ms, found).values()) == pytest.approx(request.ms)
