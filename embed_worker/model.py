@@ -105,7 +105,7 @@ class Model:
         rows, _ = await self._engine.run(batch, Params(task))
         expected = (batch.inputs if task == "embed" else batch.tokens, self.info.dimensions)
         if rows.shape != expected:
-            raise RuntimeError(f"expected {expected} numbers, got {rows.shape}")
+            raise RuntimeError(f"expected {list(expected)} numbers, got {list(rows.shape)}")
         norms = np.linalg.norm(rows, axis=1)
         if not np.isfinite(norms).all():
             raise RuntimeError("the model gives NaN or infinity")
