@@ -17,6 +17,7 @@ from bench.options import Cells, Numbers, minilm
 from bench.processes import Launcher, leave_on_sigterm
 from bench.reference import Reference
 from bench.systems import Plan
+from bench.witness import Aiperf
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -43,11 +44,12 @@ def main() -> None:
 @click.option("--env", multiple=True, help="NAME=VALUE for our worker; repeat for more.")
 @click.option("--dynamo", default="", help="Python that has ai-dynamo.")
 @click.option("--smg", default="smg", help="The smg program.")
+@click.option("--aiperf", default="", help="The aiperf program: ask over HTTP with it too.")
 @click.option("--out", type=_FOLDER, default=Path("build/bench"), show_default=True)
 def run(
     names: str, only: str, batches: list[float], callers: list[float], opened: list[Cell],
     seconds: float, rounds: int, words: int, generators: int, model: str, dtype: str,
-    ours: tuple[str, ...], env: tuple[str, ...], dynamo: str, smg: str, out: Path,
+    ours: tuple[str, ...], env: tuple[str, ...], dynamo: str, smg: str, aiperf: str, out: Path,
 ) -> None:  # fmt: skip
     """Start systems, measure them in turns, write table, numbers and pictures."""
     closed = [Cell(int(batch), int(count)) for batch in batches for count in callers]
@@ -66,6 +68,8 @@ def run(
             launcher.wait_for("a load generator", generator.ready)
         subjects = systems.start(names.split(","), launcher, stack, plan)
         subjects = [s for s in subjects if not only or s.name in only.split(",")]
+        if aiperf:
+            subjects = systems.witnessed(subjects, Aiperf(aiperf, plan.model, out))
         bench = Bench(loads, Reference(plan.model), words=words, seconds=seconds)
         for name, part in measure.idle_cpu(subjects).items():
             click.echo(f"idle: {name} takes {part:.1%} of a core", err=True)

@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -51,6 +51,16 @@ class Outcome(msgspec.Struct):
     width: int = 0
     vectors: bytes = b""
     """float32, [batch, width], when asked to look."""
+
+
+class Driver(Protocol):
+    """Does jobs, one at a time."""
+
+    def give(self, job: Job) -> None:
+        """Have it start."""
+
+    def outcome(self) -> Outcome:
+        """Wait for the job that was given."""
 
 
 class Generator:

@@ -12,7 +12,7 @@ from bench.gpu import make_texts
 from bench.jobs import Job, Outcome, serve
 
 # Different requests, made before the clock starts and then used in turns.
-_BODIES = 16
+BODIES = 16
 
 
 async def run(job: Job) -> Outcome:
@@ -34,7 +34,7 @@ async def run(job: Job) -> Outcome:
 
 class _Load:
     def __init__(self, job: Job, asked: Client) -> None:
-        seeds = range(job.seed, job.seed + _BODIES)
+        seeds = range(job.seed, job.seed + BODIES)
         bodies = [asked.prepare(make_texts(job.batch, job.words, seed)) for seed in seeds]
         self._job, self._client = job, asked
         self._bodies = itertools.cycle(bodies)

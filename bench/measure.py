@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from bench.clients import Vectors
-from bench.jobs import Generator, Job, Outcome
+from bench.jobs import Driver, Generator, Job, Outcome
 from bench.processes import Process, cpu_seconds, peak_mib, reset_peak
 from bench.reference import Reference
 from bench.systems import Subject
@@ -59,7 +59,7 @@ class Bench:
             for at, cell in enumerate(cells):
                 first = (number + at) % len(subjects)
                 for subject in (*subjects[first:], *subjects[:first]):
-                    if subject.engine is None or not cell.rate:
+                    if subject.target.kind != "engine" or not cell.rate:
                         yield subject.name, cell, self.turn(subject, cell, number)
 
     def turn(self, subject: Subject, cell: Cell, seed: int) -> Turn:
@@ -72,7 +72,7 @@ class Bench:
         return _turn(outcomes, subject.charged, before, cosine)
 
     def _check(self, subject: Subject, job: Job) -> float:
-        generator = subject.engine or self._generators[0]
+        generator: Driver = subject.driver or self._generators[0]
         generator.give(msgspec.structs.replace(job, look=True))
         outcome = generator.outcome()
         given: Vectors = np.frombuffer(outcome.vectors, np.float32).reshape(-1, outcome.width)
@@ -82,7 +82,8 @@ class Bench:
         return cosine
 
     def _load(self, subject: Subject, job: Job, cell: Cell) -> list[Outcome]:
-        used = [subject.engine] if subject.engine else self._generators[: cell.callers]
+        ours: Sequence[Driver] = self._generators[: cell.callers]
+        used = [subject.driver] if subject.driver else ours
         for index, generator in enumerate(used):
             callers = len(range(index, cell.callers, len(used)))
             rate, seed = cell.rate / len(used), 1000 * (job.seed + 1) + 100 * index

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bench.clients import NAME
 from bench.gpu import HOST, free_port, healthy, registered, stand_in
-from bench.jobs import Generator, Target
+from bench.jobs import Driver, Generator, Target
 from bench.processes import Launcher, Process
 
 _CPU = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -45,8 +45,8 @@ class Subject(NamedTuple):
     name: str
     target: Target
     charged: tuple[Process, ...]
-    engine: Generator | None = None
-    """For an engine without a server, what drives it."""
+    driver: Driver | None = None
+    """What asks it, if not our load generators: an engine without a server drives itself."""
 
 
 class Start(NamedTuple):
@@ -141,6 +141,13 @@ def start(names: Sequence[str], launcher: Launcher, stack: ExitStack, plan: Plan
         subjects += began.subjects
         print(f"{name} is up", file=sys.stderr)
     return subjects
+
+
+def witnessed(subjects: Sequence[Subject], witness: Driver) -> list[Subject]:
+    """The subjects, and those that speak OpenAI's API with base64 once more, asked by a witness."""
+    known = (subject for subject in subjects if subject.target.kind == "base64")
+    again = [one._replace(name=f"{one.name}, aiperf", driver=witness) for one in known]
+    return [*subjects, *again]
 
 
 def _flags(plan: Plan) -> tuple[str, ...]:
