@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from bench.clients import NAME
@@ -30,9 +30,8 @@ STAGES: dict[str, str] = {
     "step": "engine steps, the model's work included",
     "answer": "rows to the bytes of the answer",
 }
-# By how much the stages' medians, added up, may miss the median of the whole: medians do
-# not add up exactly. And by how many ms a span may stick out of the one around it: the
-# system's clock is set while we measure.
+# By how much the stages, added up, may miss the median of the whole. And by how many ms a
+# span may stick out of the one around it: the system's clock is set while we measure.
 RESIDUE, CLOCK_MS = 0.1, 0.5
 
 
@@ -51,11 +50,16 @@ class Request(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Medians of a batch size, in ms."""
+    """What a typical request of a batch size takes, in ms.
+
+    Typical is the half of all requests whose times are in the middle; stages are means over
+    them. (Medians of the stages would be of different requests, and would not add up.)
+    """
 
     batch: int
     requests: int
     total: float
+    """Median of all."""
     untraced: float
     """The same stack, asked without a trace."""
     stages: dict[str, float]
@@ -92,14 +96,16 @@ def stages(request: Request, spans: Mapping[tuple[str, str], Span]) -> dict[str,
 def profile(
     batch: int, requests: Sequence[Request], spans: Iterable[Span], untraced: float
 ) -> Profile:
-    """The medians of requests; raises ValueError for a span that is missing or not nested."""
+    """The profile of requests; raises ValueError for a span that is missing or not nested."""
     traces: dict[str, dict[tuple[str, str], Span]] = {}
     for span in spans:
         traces.setdefault(span.trace, {})[span.service, span.name] = span
     found = [_nested(request, traces.get(request.trace, {})) for request in requests]
-    medians = {name: median(one[name] for one in found) for name in STAGES}
+    quarter = len(found) // 4
+    typical = sorted(found, key=lambda one: sum(one.values()))[quarter : len(found) - quarter]
+    means = {name: fmean(one[name] for one in typical) for name in STAGES}
     total = median(request.ms for request in requests)
-    return Profile(batch, len(requests), total, untraced, medians)
+    return Profile(batch, len(requests), total, untraced, means)
 
 
 def _nested(request: Request, spans: Mapping[tuple[str, str], Span]) -> dict[str, float]:
@@ -112,7 +118,7 @@ def _nested(request: Request, spans: Mapping[tuple[str, str], Span]) -> dict[str
 
 
 def table(profiles: Sequence[Profile]) -> str:
-    """Stages by batch size, medians in ms, and what part of the whole each is."""
+    """Stages by batch size, in ms, and what part of the whole each is."""
     heads = (f"batch {one.batch}" for one in profiles)
     lines = [f"| stage, ms | {' | '.join(heads)} |", "| --- " + "| ---: " * len(profiles) + "|"]
     for name, meaning in STAGES.items():

@@ -1,21 +1,25 @@
 """What callers notice of a worker that is stopped (SIGSTOP), and of its return.
 
-    python -m bench.stopped_worker [--rate 100] [--seconds 10]
+    python -m bench.stopped_worker [--rate 100] [--seconds 10] [--inputs 1] [--engine]
 
 A router and four workers with fake engines, calls at a steady rate by the clock; their
-latency before the stop, while the worker is stopped, and after SIGCONT.
+latency before the stop, while the worker is stopped, and after SIGCONT. With `--engine` it
+is the engine's process that is stopped, while its worker goes on saying that it is well,
+until its own watchdog ends it; so stay below 8 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -25,9 +29,6 @@ from tensorway.v1 import embedding_pb2, model_pb2, model_pb2_grpc
 
 WORKERS = 4
 TIMEOUT = 30.0
-REQUEST = embedding_pb2.EmbedRequest(
-    model=MODEL, texts=embedding_pb2.TextInput(texts=["hello world"])
-).SerializeToString()
 
 
 class Phase:
@@ -48,14 +49,18 @@ class Phase:
         )
 
 
-async def load(channel: grpc.aio.Channel, phase: Phase, rate: float, seconds: float) -> None:
+async def load(
+    channel: grpc.aio.Channel, phase: Phase, arguments: argparse.Namespace, seconds: float
+) -> None:
     """Calls at a rate that does not wait for answers, until all of them ended."""
-    send = channel.unary_unary(EMBED, None, None)
+    send, rate = channel.unary_unary(EMBED, None, None), arguments.rate
+    texts = embedding_pb2.TextInput(texts=["hello world"] * arguments.inputs)
+    request = embedding_pb2.EmbedRequest(model=MODEL, texts=texts).SerializeToString()
 
     async def call() -> None:
         started = time.perf_counter()
         try:
-            await send(REQUEST, timeout=TIMEOUT)
+            await send(request, timeout=TIMEOUT)
             phase.codes["OK"] += 1
         except grpc.aio.AioRpcError as error:
             phase.codes[error.code().name] += 1
@@ -79,6 +84,11 @@ async def live(channel: grpc.aio.Channel, count: int) -> None:
         await asyncio.sleep(0.1)
 
 
+def engine(worker: int) -> int:
+    """Process id of a worker's engine."""
+    return int(Path(f"/proc/{worker}/task/{worker}/children").read_text())
+
+
 def start(stack: ExitStack, port: int) -> subprocess.Popen[str]:
     """The router and its workers; gives the worker that will be stopped."""
     python = (sys.executable, "-m")
@@ -92,19 +102,20 @@ def start(stack: ExitStack, port: int) -> subprocess.Popen[str]:
 
 async def main(arguments: argparse.Namespace) -> None:
     """Run the three phases and print what each saw."""
-    rate, seconds, port = arguments.rate, arguments.seconds, free_port()
+    seconds, port = arguments.seconds, free_port()
     phases = [Phase(name) for name in ("before", "stopped", "after")]
     with ExitStack() as stack:
         victim = start(stack, port)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await asyncio.wait_for(live(channel, WORKERS), 60)
-            await load(channel, Phase("warm"), rate, 2)
-            await load(channel, phases[0], rate, seconds)
-            victim.send_signal(signal.SIGSTOP)
-            await load(channel, phases[1], rate, seconds)
-            victim.send_signal(signal.SIGCONT)
+            stopped = engine(victim.pid) if arguments.engine else victim.pid
+            await load(channel, Phase("warm"), arguments, 2)
+            await load(channel, phases[0], arguments, seconds)
+            os.kill(stopped, signal.SIGSTOP)
+            await load(channel, phases[1], arguments, seconds)
+            os.kill(stopped, signal.SIGCONT)
             await asyncio.wait_for(live(channel, WORKERS), 60)
-            await load(channel, phases[2], rate, seconds)
+            await load(channel, phases[2], arguments, seconds)
     heads = ("calls", "p50 ms", "p99 ms", "p99.9", "max ms", "> 1 s")
     print(f"{'worker':<10}{heads[0]:>7}" + "".join(f"{head:>9}" for head in heads[1:-1]), end="")
     print(f"{heads[-1]:>8}  codes")
@@ -116,4 +127,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=100.0, help="calls per second")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each phase")
+    parser.add_argument("--inputs", type=int, default=1, help="texts of a call")
+    parser.add_argument("--engine", action="store_true", help="stop the worker's engine alone")
     asyncio.run(main(parser.parse_args()))

@@ -17,7 +17,7 @@ from bench.gpu import HOST, free_port, healthy, registered, stand_in
 from bench.jobs import Driver, Generator, Target
 from bench.processes import Launcher, Process
 
-_CPU = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+CPU_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def tensorway(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
     seen = plan.observe
     flags = (plan.model, *_flags(plan), *asks, "--port", str(worker), *plan.ours, *seen)
     routers = launcher.python("router", "router", "--port", str(router), *seen)
-    workers = launcher.python("worker", "embed_worker", *flags, env={**_CPU, **plan.env})
+    workers = launcher.python("worker", "embed_worker", *flags, env={**CPU_ENV, **plan.env})
     rests = launcher.python("rest", "rest_shim", "--port", str(rest), *asks, *seen)
     subjects = [
         Subject("router", Target("grpc", f"{HOST}:{router}"), (routers, workers)),
@@ -81,7 +81,7 @@ def vllm(
     port, path = free_port(), _stand_in(stack)
     flags = (plan.model, *_flags(plan), "--port", str(port))
     cli = ("vllm.entrypoints.cli.main", "serve")
-    server = launcher.python(name, *cli, *flags, env={**_CPU, **path, **env})
+    server = launcher.python(name, *cli, *flags, env={**CPU_ENV, **path, **env})
     return Start(lambda: healthy(port), _encodings(name, port, (server,)))
 
 
@@ -92,7 +92,7 @@ def smg(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
     port, metrics = free_port(), free_port()
     flags = ("--worker-urls", f"http://{address}", "--host", HOST, "--port", str(port))
     more = ("--prometheus-port", str(metrics), "--model-path", plan.model)
-    gateway = launcher.start("smg", (plan.smg, "launch", *flags, *more), _CPU)
+    gateway = launcher.start("smg", (plan.smg, "launch", *flags, *more), CPU_ENV)
     subjects = _encodings("smg", port, (gateway, server))[:1]
     return Start(partial(_lists_model, port), subjects)
 
@@ -100,7 +100,7 @@ def smg(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
 def dynamo(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
     """NVIDIA Dynamo: frontend and embedding worker, found by files, asked over TCP."""
     port, found = free_port(), stack.enter_context(tempfile.TemporaryDirectory())
-    env = {**_CPU, "DYN_FILE_KV": found, "DYN_DISCOVERY_BACKEND": "file"}
+    env = {**CPU_ENV, "DYN_FILE_KV": found, "DYN_DISCOVERY_BACKEND": "file"}
     env |= {"DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
     flags = ("--embedding-worker", "--model", plan.model, *_flags(plan)[:2], *plan.flags)
     worker = launcher.start("dynamo", (plan.dynamo, "-m", "dynamo.vllm", *flags), env)
@@ -112,7 +112,7 @@ def dynamo(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
 def engine(launcher: Launcher, stack: ExitStack, plan: Plan, *, kind: str) -> Start:
     """An engine alone, driven by a process that is its own load generator."""
     flags = (kind, plan.model, *plan.flags)
-    env = {**_CPU, **(plan.env if kind == "llm" else _stand_in(stack))}
+    env = {**CPU_ENV, **(plan.env if kind == "llm" else _stand_in(stack))}
     process = launcher.python(kind, "bench.floor", *flags, piped=True, env=env)
     generator = Generator(process.child)
     return Start(generator.ready, [Subject(kind, Target("engine"), (process,), generator)])
