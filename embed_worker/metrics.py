@@ -52,6 +52,18 @@ HELD = Gauge("embed_worker_queued", "Work accepted and not answered yet.", ["mod
 REJECTIONS = Counter(
     "embed_worker_rejections", "Requests refused for lack of room.", ["model", "reason"]
 )
+CACHED = Counter(
+    "embed_worker_vector_cache_inputs",
+    "Inputs asked of a worker that keeps vectors, by whether theirs had to be computed: hit, miss.",
+    ["model", "result"],
+)
+CACHE_BYTES = Gauge("embed_worker_vector_cache_bytes", "Memory of the vectors kept.", ["model"])
+
+
+def count_cached(model: str, inputs: int, computed: int) -> None:
+    """Count a request's inputs, of which so many had to be computed."""
+    CACHED.labels(model, "hit").inc(inputs - computed)
+    CACHED.labels(model, "miss").inc(computed)
 
 
 def show_held(model: str, admission: Admission) -> None:

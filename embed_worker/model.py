@@ -14,6 +14,7 @@ from embed_worker.admission import Admission, Cost
 from embed_worker.engine import EngineInfo, Params, Rows, Step, Task
 from embed_worker.engine_group import EngineGroup
 from embed_worker.tokenizer import Batch, BatchTokenizer, Field, Offsets, TextOptions
+from embed_worker.vector_cache import VectorCache
 from tensorway import telemetry
 from tensorway.v1 import common_pb2, embedding_pb2, model_pb2
 
@@ -42,7 +43,11 @@ class Model:
     """One model in one engine process, and the permits for work in it."""
 
     def __init__(
-        self, info: EngineInfo, engine: EngineGroup, admission: Admission, max_inputs: int
+        self,
+        info: EngineInfo,
+        engine: EngineGroup | VectorCache,
+        admission: Admission,
+        max_inputs: int,
     ) -> None:
         self.info = info
         self.name = info.model_names[0]

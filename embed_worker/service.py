@@ -19,6 +19,7 @@ from embed_worker.metrics import engine_metrics
 from embed_worker.model import Model
 from embed_worker.pooling_servicer import PoolingServicer
 from embed_worker.servicer import EmbeddingServicer, Holder
+from embed_worker.vector_cache import VectorCache
 from tensorway.channels import Dialer
 from tensorway.errors import Unavailable
 from tensorway.flags import BadFlag, flag
@@ -62,6 +63,11 @@ class EmbedWorkerOptions:
     )
     max_queued_bytes: int = flag(
         268435456, help="Most bytes of requests in the worker; more are refused.", type=_COUNT
+    )
+    vector_cache_bytes: int = flag(
+        0,
+        help="Memory for finished vectors of texts that come again; 0 keeps none.",
+        type=click.IntRange(min=0),
     )
     max_stream_requests: int = flag(
         64, help="Most requests of one EmbedStream in flight.", type=_COUNT
@@ -131,7 +137,9 @@ async def _load(engine: EngineGroup, options: EmbedWorkerOptions) -> Model:
         tokens=options.max_queued_tokens,
         bytes=options.max_queued_bytes,
     )
-    model = Model(info, engine, Admission(limits), options.max_inputs)
+    cached = options.vector_cache_bytes
+    pooler = VectorCache(info.model_names[0], engine, cached) if cached else engine
+    model = Model(info, pooler, Admission(limits), options.max_inputs)
     try:
         await model.prove()
     except Unavailable:

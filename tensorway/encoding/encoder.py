@@ -17,7 +17,7 @@ from tensorway import images
 from tensorway.encoder import Preprocessed, VisionEncoderBackend, check_backend
 from tensorway.encoding import metrics
 from tensorway.encoding.batcher import Batcher, Load
-from tensorway.encoding.cache import Flights, RowCache
+from tensorway.encoding.cache import Flights
 from tensorway.encoding.fetch import Fetcher
 from tensorway.encoding.options import EncoderOptions, ImageOptions
 from tensorway.encoding.sources import Sources, bad_image
@@ -27,6 +27,7 @@ from tensorway.handoff.elements import Rows, element_type, first_not_finite
 from tensorway.handoff.features import Features, stacked
 from tensorway.images import Encoded
 from tensorway.options import MIB
+from tensorway.row_cache import RowCache
 from tensorway.v1 import handoff_pb2
 
 Place = tuple[int, Encoded]
@@ -137,6 +138,7 @@ class Encoder:
         ready = ready or (await self._batcher.preprocess([self._load(*place)]))[0]
         rows = await self._batcher.forward(ready)
         self._cache.put(key, rows)
+        metrics.CACHE_BYTES.set(self._cache.bytes)
         return rows
 
     def _load(self, index: int, source: Encoded) -> tuple[int, Load]:

@@ -19,10 +19,11 @@ from tensorway.encoder import (
     to_rows,
 )
 from tensorway.encoding.batcher import Job, take
-from tensorway.encoding.cache import Flights, RowCache
+from tensorway.encoding.cache import Flights
 from tensorway.encoding.encoder import Encoder
 from tensorway.encoding.options import EncoderOptions, ImageOptions
 from tensorway.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
+from tensorway.row_cache import RowCache
 from tests.encoder_service.backends import TOKEN, WIDTH, MeanEncoder, PreprocessingEncoder
 from tests.encoder_service.pictures import image_input, picture
 
