@@ -18,6 +18,7 @@ from embed_worker.engine import EngineInfo, Params, Rows
 
 VOCAB_SIZE = 1024
 _CLS, _SEP = 1, 2
+_LATE = ["score", "token_embed"]
 
 
 def vector(ids: Sequence[int], width: int) -> Rows:
@@ -45,8 +46,8 @@ class FakeEngine:
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
-            tasks=["embed", "score", "token_embed"],
-            score_type="bi-encoder",
+            tasks=_LATE if options.late_interaction else ["embed", *_LATE],
+            score_type="late-interaction" if options.late_interaction else "bi-encoder",
             is_matryoshka=options.matryoshka,
             prompts={"query": "query: ", "document": "document: "},
             tokenizer=_tokenizer().to_str(),
@@ -82,13 +83,15 @@ class FakeEngine:
     def _rows(self, ids: Sequence[int], params: Params) -> Rows:
         if self._options.poison_id in ids:
             os._exit(7)
-        if params.task == "token_embed" or self._options.token_states:
-            return np.stack([vector([i], self.info.dimensions) for i in ids])
-        row = vector(ids, self.info.dimensions)
+        each_token = params.task == "token_embed" or self._options.token_states
+        sequences = [[i] for i in ids] if each_token else [ids]
+        rows = np.stack([vector(own, self.info.dimensions) for own in sequences])
         if params.dimensions is not None:
-            row = row[: params.dimensions] / np.linalg.norm(row[: params.dimensions])
-        row[0] = np.nan if self._options.nan_id in ids else row[0]
-        return row[None]
+            rows = rows[:, : params.dimensions]
+            rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        if self._options.nan_id in ids:
+            rows[-1, 0] = np.nan
+        return rows
 
 
 def _tokenizer() -> Tokenizer:
@@ -111,6 +114,7 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--max-num-batched-tokens", type=int, default=8192)
     flags.add_argument("--truncation-side", default="right")
     flags.add_argument("--matryoshka", action="store_true")
+    flags.add_argument("--late-interaction", action="store_true", help="Vectors of tokens only.")
     flags.add_argument("--step-seconds", type=float, default=0.0, help="Time of a step.")
     flags.add_argument("--load-seconds", type=float, default=0.0, help="Time of loading.")
     flags.add_argument("--poison-id", type=int, default=-1, help="Token id that kills.")

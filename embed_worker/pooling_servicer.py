@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -113,5 +114,7 @@ class PoolingServicer:
         params = Params("token_embed" if late else "embed")
         pooled = await model.pool_query(request, params, "score")
         if late:
-            return scoring.max_sim(pooled.rows, pooled.offsets), pooled.usage
+            # Each token of the query with each of all documents: too long for the event loop.
+            scores = await asyncio.to_thread(scoring.max_sim, pooled.rows, pooled.offsets)
+            return scores, pooled.usage
         return scoring.cosine(pooled.rows), pooled.usage

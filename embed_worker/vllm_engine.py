@@ -124,7 +124,9 @@ def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
     scheduler = llm.vllm_config.scheduler_config
     tokenizer = None if config.skip_tokenizer_init else llm.get_tokenizer()
     folder = _sentence_transformers(config.model, "config_sentence_transformers.json")
-    if _sentence_transformers(config.model, "modules.json") is None and not args.pooler_config:
+    supported = llm.get_supported_tasks()
+    own_pooling = args.pooler_config or _sentence_transformers(config.model, "modules.json")
+    if "embed" in supported and not own_pooling:
         LOG.warning(
             "%s has no sentence-transformers pooling config and no --pooler-config is given: "
             "vLLM's default for its architecture is used (%s pooling)",
@@ -135,12 +137,12 @@ def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
         model_names=_names(args),
         root=config.model,
         dtype=str(config.dtype).removeprefix("torch."),
-        dimensions=int(config.embedding_size),
+        dimensions=_width(llm, supported),
         vocab_size=int(config.get_vocab_size()),
         max_model_len=_longest(llm),
         max_num_seqs=int(scheduler.max_num_seqs),
         max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
-        **_tasks(config, llm.get_supported_tasks()),
+        **_tasks(config, supported),
         is_matryoshka=bool(config.is_matryoshka),
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
         normalized=pooler.use_activation is not False,
@@ -169,6 +171,20 @@ def _tasks(config: Any, supported: Sequence[str]) -> dict[str, Any]:
         if known["sparse_task"] == "embed":
             tasks = {"sparse_embed"}
     return {"tasks": sorted(tasks), **known}
+
+
+def _width(llm: LLMEngine, supported: Sequence[str]) -> int:
+    """Numbers in a vector.
+
+    A late-interaction model projects its tokens to a width that only its weights tell, and
+    vLLM's config gives that of the model below: so it is asked for a vector.
+    """
+    if "embed" in supported or "token_embed" not in supported:
+        return int(llm.model_config.embedding_size)
+    llm.add_request("width", tokens_input([0]), _pooling(Params("token_embed"), None))
+    while not (outputs := llm.step()):
+        pass
+    return int(outputs[0].outputs.data.shape[-1])
 
 
 def _longest(llm: LLMEngine) -> int:

@@ -53,6 +53,11 @@ async def test_a_signal_while_the_model_loads(start: Launcher) -> None:
             ("--token-states",), "expected [2, 8] numbers, got ", id="width follows the length"
         ),
         pytest.param(("--nan-id", "2"), "the model gives NaN or infinity", id="NaN"),
+        pytest.param(
+            ("--late-interaction", "--nan-id", "2"),
+            "the model gives NaN or infinity",
+            id="NaN for a token",
+        ),
         pytest.param(("--poison-id", "2"), "process ended with status 7", id="dies at once"),
         pytest.param(("--dimensions", "-1"), "process ended with status 1", id="load fails"),
     ],
