@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
 from tensorway.errors import FailedPrecondition, InvalidArgument
 from tensorway.v1 import generator_pb2, handoff_pb2
 
+from .render import to_json
 from .schema import Model, User
 
+NotOffered = Annotated[
+    Any, msgspec.Meta(description="Not offered; refused, unless it asks for nothing.")
+]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+# OpenAI's limit.
+_TOP = 20
 
 
 class StreamOptions(msgspec.Struct):
@@ -39,9 +46,11 @@ class Generation(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    n: int | None = None
-    logprobs: bool | int | None = None
     user: User = None
+    n: NotOffered = None
+    logit_bias: NotOffered = None
+    structured_outputs: NotOffered = None
+    prompt_logprobs: NotOffered = None
 
 
 class TextPart(msgspec.Struct, tag="text"):
@@ -74,30 +83,75 @@ class ChatRequest(Generation, kw_only=True):
 
     messages: list[Message]
     max_completion_tokens: Count | None = None
-    tools: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=_TOP)] | None = None
+    tools: NotOffered = None
+    functions: NotOffered = None
+    response_format: NotOffered = None
+    modalities: NotOffered = None
 
 
 class CompletionRequest(Generation, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[int]
+    prompt: str | list[str | int]
+    logprobs: Count | None = None
+    echo: NotOffered = None
+    suffix: NotOffered = None
+    best_of: NotOffered = None
 
 
+# Fields that would change the answer, with what asks for nothing: ignored, they would make
+# it look as if it were what was asked for.
+_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "tools": ([],),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "modalities": (["text"],),
+    "logit_bias": ({},),
+    "prompt_logprobs": (0, False),
+    "echo": (False,),
+    "suffix": ("",),
+}
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos"),
     *("seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
 
-def to_sampling(body: Generation, max_tokens: int | None) -> generator_pb2.SamplingParams:
-    """The options of sampling; those that would be ignored are refused."""
-    if body.n not in (None, 1):
-        raise InvalidArgument(f"n: expected 1, got {body.n}", field="n")
-    if body.logprobs:
-        raise InvalidArgument("logprobs: are not offered here", field="logprobs")
+def check(body: Generation) -> None:
+    """Raise InvalidArgument for what is not offered."""
+    for field, harmless in _NOT_OFFERED.items():
+        if (value := getattr(body, field, None)) is not None and value not in harmless:
+            expected = "".join(f"{to_json(one).decode()} or " for one in harmless[:1])
+            raise InvalidArgument(
+                f"{field}: expected {expected}none, which is all that is offered", field=field
+            )
+
+
+def one_prompt(body: CompletionRequest) -> str | list[int]:
+    """The prompt, which some clients put into a list; raises InvalidArgument for several."""
+    match body.prompt:
+        case str(text) | [str(text)]:
+            return text
+        case [*ids] if ids and all(isinstance(token, int) for token in ids):
+            return cast("list[int]", ids)
+        case _:
+            problem = "prompt: expected a text, token ids, or a list of one text"
+            raise InvalidArgument(f"{problem}; ask once for each prompt", field="prompt")
+
+
+def to_sampling(
+    body: Generation, max_tokens: int | None, logprobs: int | None
+) -> generator_pb2.SamplingParams:
+    """The options of sampling."""
     return generator_pb2.SamplingParams(
         **{name: getattr(body, name) for name in _SAMPLING},
         max_tokens=max_tokens,
+        logprobs=logprobs,
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
     )
 
@@ -129,8 +183,9 @@ def flatten(
 
 def check_chat(body: ChatRequest, images: int, encoder: str | None) -> None:
     """Raise for what this shim cannot do."""
-    if body.tools:
-        raise InvalidArgument("tools: are not offered here", field="tools")
+    if body.top_logprobs and not body.logprobs:
+        field = "top_logprobs"
+        raise InvalidArgument(f"{field}: expected logprobs to be true with it", field=field)
     if not body.messages:
         raise InvalidArgument("messages: expected at least one, got none", field="messages")
     if images and not encoder:

@@ -17,8 +17,18 @@ from tensorway import logs
 from tensorway.v1 import encoder_pb2, generator_pb2, handoff_pb2, model_pb2
 
 from . import prompts
-from .chat import ChatRequest, CompletionRequest, Generation, check_chat, flatten, to_sampling
+from .chat import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    check,
+    check_chat,
+    flatten,
+    one_prompt,
+    to_sampling,
+)
 from .events import CHAT, TEXT, Shape, Writer
+from .logprobs import ChatLogprobs, TextLogprobs
 from .schema import decode, decoder
 from .upstream import Upstream
 
@@ -55,22 +65,29 @@ class Completions:
         """The assistant's turn in a chat, whole or as it comes."""
         body = decode(self._chat, await request.body())
         prompter = prompts.find(self._prompters, body.model)
+        check(body)
         messages, images = flatten(body.messages, self._images.token)
         check_chat(body, len(images), self._images.encoder)
         prompt = await asyncio.to_thread(prompter.chat, messages)
         limit = body.max_completion_tokens or body.max_tokens
         limit = limit or await self._room(body.model, len(prompt), request.headers)
-        return await self._answer(body, CHAT, prompt, images, limit, request.headers)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        shape = CHAT if top is None else CHAT.having(ChatLogprobs(prompter.piece, top))
+        params = to_sampling(body, limit, top)
+        return await self._answer(body, shape, prompt, images, params, request.headers)
 
     async def complete(self, request: Request) -> Response:
         """What follows a text or token ids, whole or as it comes."""
         body = decode(self._completion, await request.body())
         prompter = prompts.find(self._prompters, body.model)
-        prompt = body.prompt
+        check(body)
+        prompt = one_prompt(body)
         if isinstance(prompt, str):
             prompt = await asyncio.to_thread(prompter.text, prompt)
         limit = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        return await self._answer(body, TEXT, prompt, [], limit, request.headers)
+        shape = TEXT if body.logprobs is None else TEXT.having(TextLogprobs(prompter.piece))
+        params = to_sampling(body, limit, body.logprobs)
+        return await self._answer(body, shape, prompt, [], params, request.headers)
 
     async def _answer(
         self,
@@ -78,10 +95,9 @@ class Completions:
         shape: Shape,
         prompt: Sequence[int],
         images: Sequence[handoff_pb2.ImageInput],
-        limit: int,
+        params: generator_pb2.SamplingParams,
         headers: Headers,
     ) -> Response:
-        params = to_sampling(body, limit)
         call = self._call(body.model, prompt, images, params, headers)
         writer = Writer(shape, logs.request_id.get(), body.model, int(time.time()))
         if not body.stream:

@@ -12,20 +12,23 @@ from tensorway.v1 import embedding_pb2
 from .inputs import to_fields
 from .render import base64, floats, listed, usage
 from .schema import EmbeddingRequest, decode, decoder
+from .token_ids import ToText
 from .upstream import Upstream
 
 
 class Embeddings:
     """The handler; ``strict`` refuses fields that the API does not know."""
 
-    def __init__(self, upstream: Upstream, *, strict: bool) -> None:
+    def __init__(self, upstream: Upstream, to_text: ToText | None, *, strict: bool) -> None:
         self._upstream = upstream
+        self._to_text = to_text
         self._decoder = decoder(EmbeddingRequest, strict=strict)
 
     async def create(self, request: Request) -> Response:
         """Vectors for the inputs, as floats or as base64."""
         body = decode(self._decoder, await request.body())
-        answer = await self._upstream.call("Embed", to_message(body), request.headers)
+        message = to_message(body, self._to_text)
+        answer = await self._upstream.call("Embed", message, request.headers)
         encode = base64 if body.encoding_format == "base64" else floats
 
         def item(vector: Any) -> dict[str, Any]:
@@ -39,11 +42,12 @@ class Embeddings:
         return listed(answer.embeddings, item, answer.dimensions, rest)
 
 
-def to_message(body: EmbeddingRequest) -> embedding_pb2.EmbedRequest:
-    """The body as a gRPC request."""
+def to_message(body: EmbeddingRequest, to_text: ToText | None) -> embedding_pb2.EmbedRequest:
+    """The body as a gRPC request; raises InvalidArgument for what is not offered."""
+    body.check()
     return embedding_pb2.EmbedRequest(
         model=body.model,
-        **to_fields(body.input),
+        **to_fields(body.input, to_text),
         dimensions=body.dimensions,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         add_special_tokens=body.add_special_tokens,

@@ -17,11 +17,15 @@ from starlette.responses import Response
 
 from tensorway import errors
 
+from .token_ids import ADVICE
+
 LOG = logging.getLogger(__name__)
 
 # Places in the gRPC request, as the JSON body calls them.
 _INPUT = re.compile(r"\b(?:texts\.texts|tokens\.sequences|texts(?=\[)|sequences(?=\[))")
+_TOKEN_ID = re.compile(r"\.ids\[\d+\]$")
 _LEFT_OUT = re.compile(r"(?<=\])\.ids\b|\bsampling_params\.")
+_TASK = re.compile(r"\bTASK_([A-Z_]+)")
 
 
 def to_domain(raised: BaseException) -> errors.TensorwayError:
@@ -43,9 +47,10 @@ def to_domain(raised: BaseException) -> errors.TensorwayError:
 def to_body(error: errors.TensorwayError) -> dict[str, dict[str, str | None]]:
     """The error in OpenAI's shape."""
     field = "model" if isinstance(error, errors.NotFound) else error.field
+    advice = f". Token ids must be the model's own; {ADVICE}" if _TOKEN_ID.search(field) else ""
     return _body(
         errors.http_status(error),
-        _in_json_terms(error.message),
+        _in_json_terms(error.message) + advice,
         _in_json_terms(field) or None,
         error.reason.lower(),
     )
@@ -100,4 +105,5 @@ def _from_rpc(raised: grpc.aio.AioRpcError) -> errors.TensorwayError:
 
 
 def _in_json_terms(text: str) -> str:
-    return _LEFT_OUT.sub("", _INPUT.sub("input", text))
+    text = _LEFT_OUT.sub("", _INPUT.sub("input", text))
+    return _TASK.sub(lambda found: found[1].lower(), text)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import grpc
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from tensorway.v1 import common_pb2, generator_pb2
 
 from .errors import to_body, to_domain
+from .logprobs import Places
 from .render import small, to_json
 
 _REASONS = {
@@ -19,6 +20,10 @@ _REASONS = {
     generator_pb2.FINISH_REASON_STOP: "stop",
     generator_pb2.FINISH_REASON_LENGTH: "length",
 }
+
+
+def _none(_places: Places) -> None:
+    """No log probabilities, since none were asked for."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,12 @@ class Shape:
     """A piece of text, as the choice of a chunk has it."""
     opening: dict[str, str]
     """What only the first chunk's delta has besides."""
+    logprobs: Callable[[Places], Any] = _none
+    """Log probabilities of the next tokens of one answer."""
+
+    def having(self, logprobs: Callable[[Places], Any]) -> Self:
+        """The same with log probabilities."""
+        return replace(self, logprobs=logprobs)
 
 
 CHAT = Shape(
@@ -65,7 +76,8 @@ class Writer:
         """The answer once all of it is there."""
         last = parts[-1]
         text = self._shape.text("".join(part.text for part in parts))
-        choice = {"index": 0, **text, "logprobs": None, **_finish(last)}
+        logprobs = self._shape.logprobs([place for part in parts for place in part.logprobs])
+        choice = {"index": 0, **text, "logprobs": logprobs, **_finish(last)}
         answer = {"object": self._shape.whole, "choices": [choice], "usage": _usage(last.usage)}
         return small({**self._head, **answer})
 
@@ -76,7 +88,8 @@ class Writer:
         usage, opening = common_pb2.Usage(), self._shape.opening
         try:
             async for part in parts:
-                choice = {"index": 0, **self._shape.delta(part.text), "logprobs": None}
+                logprobs = self._shape.logprobs(part.logprobs) if part.logprobs else None
+                choice = {"index": 0, **self._shape.delta(part.text), "logprobs": logprobs}
                 if opening:
                     choice["delta"], opening = {**opening, **choice["delta"]}, {}
                 yield self._event([{**choice, **_finish(part)}])

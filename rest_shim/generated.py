@@ -15,6 +15,36 @@ class GenerationUsage(Struct):
     total_tokens: int
 
 
+class Token(Struct):
+    """A token, its text, the bytes of that, and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(Token, kw_only=True):
+    """A token of the answer, and those that were the likeliest in its place."""
+
+    top_logprobs: list[Token]
+
+
+class ChatLogprobs(Struct):
+    """Log probabilities of a chat's tokens."""
+
+    content: list[ChosenToken]
+    refusal: None
+
+
+class TextLogprobs(Struct):
+    """Log probabilities of a completion's tokens, and where in the text they begin."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class AssistantMessage(Struct):
     """The assistant's turn."""
 
@@ -27,7 +57,7 @@ class ChatChoice(Struct):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"] | None
 
 
@@ -47,7 +77,7 @@ class CompletionChoice(Struct):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
 
 

@@ -8,6 +8,8 @@ from typing import Any, TypedDict
 from tensorway.errors import InvalidArgument
 from tensorway.v1 import embedding_pb2
 
+from .token_ids import ToText
+
 Input = str | list[str | int | list[int]]
 
 _MAX_ID = 2**32 - 1
@@ -21,8 +23,8 @@ class Fields(TypedDict):
     tokens: embedding_pb2.TokenInput | None
 
 
-def to_fields(given: Input) -> Fields:
-    """The input as gRPC has it.
+def to_fields(given: Input, to_text: ToText | None) -> Fields:
+    """The input as gRPC has it; with `to_text` token ids go on as texts.
 
     Raises InvalidArgument when the list mixes forms, or an id cannot be one (the
     model's own range is for the worker to check).
@@ -33,9 +35,10 @@ def to_fields(given: Input) -> Fields:
     if not given or isinstance(given[0], str):
         return _texts(_only(str, given))
     if isinstance(given[0], int):
-        return _tokens([("input", _only(int, given))])
-    lists = _only(list, given)
-    return _tokens([(f"input[{index}]", ids) for index, ids in enumerate(lists)])
+        lists = [("input", _only(int, given))]
+    else:
+        lists = [(f"input[{index}]", ids) for index, ids in enumerate(_only(list, given))]
+    return _tokens(lists) if to_text is None else _texts([to_text(*named) for named in lists])
 
 
 def _texts(texts: list[str]) -> Fields:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import answers, chat, generated, schema
+from . import answers, chat, generated, schema, token_ids
 from .completions import Completions, Images
 from .embeddings import Embeddings
 from .models import Models
@@ -46,9 +46,10 @@ def operations(upstream: Upstream, rest: RestOptions) -> tuple[Operation, ...]:
     strict = rest.strict
     images = Images(rest.image_encoder, rest.image_token)
     completions = Completions(upstream, load(rest.generator), images, strict=strict)
-    embeddings = Embeddings(upstream, strict=strict)
+    to_text = token_ids.load(rest.token_ids)
+    embeddings = Embeddings(upstream, to_text, strict=strict)
     scoring = Scoring(upstream, strict=strict)
-    pooling = Pooling(upstream, strict=strict)
+    pooling = Pooling(upstream, to_text, strict=strict)
     models = Models(upstream)
     return (
         Operation(

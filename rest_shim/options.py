@@ -53,6 +53,11 @@ class RestOptions:
     max_buffered_mib: int = flag(
         256, help="All request bodies in flight per process, in MiB; over it is 429.", type=_COUNT
     )
+    token_ids: str = flag(
+        "model",
+        help="What token ids in `input` mean: ids of the `model`; `refuse` them; or a file with "
+        "another vocabulary, in tiktoken's form, by which they become texts again.",
+    )
     strict: bool = flag(False, help="Refuse fields that the API does not know.")
 
     @property

@@ -14,6 +14,7 @@ from tensorway.v1 import pooling_pb2
 from .inputs import to_fields
 from .render import base64, floats, listed, usage
 from .schema import ClassifyRequest, PoolingRequest, decode, decoder
+from .token_ids import ToText
 from .upstream import Upstream
 
 # Terms that a sparse vector has at most, about.
@@ -23,8 +24,9 @@ _TERMS = 1024
 class Pooling:
     """The handlers; ``strict`` refuses fields that the API does not know."""
 
-    def __init__(self, upstream: Upstream, *, strict: bool) -> None:
+    def __init__(self, upstream: Upstream, to_text: ToText | None, *, strict: bool) -> None:
         self._upstream = upstream
+        self._to_text = to_text
         self._classify = decoder(ClassifyRequest, strict=strict)
         self._pool = decoder(PoolingRequest, strict=strict)
 
@@ -33,7 +35,7 @@ class Pooling:
         body = decode(self._classify, await request.body())
         message = pooling_pb2.ClassifyRequest(
             model=body.model,
-            **to_fields(body.input),
+            **to_fields(body.input, self._to_text),
             truncate_prompt_tokens=body.truncate_prompt_tokens,
         )
         answer = await self._upstream.call("Classify", message, request.headers)
@@ -43,6 +45,7 @@ class Pooling:
     async def pool(self, request: Request) -> Response:
         """One vector for each token of each input, or weights of vocabulary terms."""
         body = decode(self._pool, await request.body())
+        body.check()
         if body.task == "sparse_embed":
             return await self._sparse(body, request.headers)
         return await self._token(body, request.headers)
@@ -50,7 +53,7 @@ class Pooling:
     async def _token(self, body: PoolingRequest, headers: Headers) -> Response:
         message = pooling_pb2.TokenEmbedRequest(
             model=body.model,
-            **to_fields(body.input),
+            **to_fields(body.input, self._to_text),
             dimensions=body.dimensions,
             truncate_prompt_tokens=body.truncate_prompt_tokens,
             add_special_tokens=body.add_special_tokens,
@@ -71,7 +74,7 @@ class Pooling:
     async def _sparse(self, body: PoolingRequest, headers: Headers) -> Response:
         message = pooling_pb2.SparseEmbedRequest(
             model=body.model,
-            **to_fields(body.input),
+            **to_fields(body.input, self._to_text),
             truncate_prompt_tokens=body.truncate_prompt_tokens,
         )
         answer = await self._upstream.call("SparseEmbed", message, headers)

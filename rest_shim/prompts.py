@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,8 @@ from tokenizers import Tokenizer
 from tensorway.errors import InvalidArgument, NotFound
 from tensorway.flags import BadFlag
 
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
 
 class Prompter:
     """The tokenizer and the chat template in a model's folder."""
@@ -22,6 +25,8 @@ class Prompter:
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config = json.loads((folder / "tokenizer_config.json").read_text())
+        self._is_byte_level = "ByteLevel" in str(self._tokenizer.decoder)
+        self._special = self._tokenizer.get_added_tokens_decoder()
         self._tokens = {key: _content(config.get(key)) for key in ("bos_token", "eos_token")}
         template = folder / "chat_template.jinja"
         source = template.read_text() if template.exists() else config.get("chat_template")
@@ -42,6 +47,17 @@ class Prompter:
     def text(self, prompt: str) -> list[int]:
         """Token ids of a text, with the special tokens of the tokenizer."""
         return self._encode(prompt, special=True)
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters."""
+        token: str = self._tokenizer.id_to_token(token_id) or ""
+        if token_id in self._special:
+            return token.encode()
+        if self._is_byte_level and _BYTES.keys() >= set(token):
+            return bytes(map(_BYTES.__getitem__, token))
+        if byte := _BYTE.fullmatch(token):
+            return bytes.fromhex(byte[1])
+        return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
@@ -82,6 +98,21 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+def _byte_level() -> dict[str, int]:
+    """The byte that each character of a byte-level token stands for.
+
+    Bytes that can be printed stand for themselves, the others follow from U+0100 on.
+    """
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
+
+
+_BYTES = _byte_level()
 
 
 def _content(token: Any) -> str:

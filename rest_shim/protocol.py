@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+# Of RFC 9113: types of frames, and an error.
+_SETTINGS, _GOAWAY, _HTTP_1_1_REQUIRED = 0x4, 0x7, 0xD
+_HTTP2_WORDS = b"this server speaks HTTP/1.1"
 _HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
 LINGER_SECONDS = 2.0
@@ -45,7 +49,10 @@ class Protocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._refuse(400, "Invalid HTTP request received.")
+            if self.parser.get_method() == b"PRI":
+                self._refuse_http2()
+            else:
+                self._refuse(400, "Invalid HTTP request received.")
             return
         if self._pending > _HEAD_BYTES:
             self._refuse(431, f"The head of a request may have {_HEAD_BYTES} bytes.")
@@ -113,6 +120,15 @@ class Protocol(HttpToolsProtocol):
         # Inside another answer, these bytes would be taken for a part of it.
         if not self._answering():
             self.transport.write(STATUS_LINE[status] + text.encode())
+        self.transport.close()
+
+    def _refuse_http2(self) -> None:
+        # The settings come first, as of any server; then the last frame, for no stream,
+        # with the error that tells clients to use HTTP/1.1.
+        settings = struct.pack(">IBI", _SETTINGS, 0, 0)
+        size = 8 + len(_HTTP2_WORDS)
+        goaway = struct.pack(">IBIII", size << 8 | _GOAWAY, 0, 0, 0, _HTTP_1_1_REQUIRED)
+        self.transport.write(settings + goaway + _HTTP2_WORDS)
         self.transport.close()
 
     def _answering(self) -> bool:

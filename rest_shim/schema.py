@@ -12,6 +12,7 @@ from tensorway.errors import InvalidArgument
 from .inputs import Input
 
 _MISSING = re.compile("Object missing required field `(.+)`")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _MIN, _MAX = -(2**31), 2**31 - 1
 Model = Annotated[str, msgspec.Meta(description="Name of the model, as /v1/models shows it.")]
 Inputs = Annotated[
@@ -37,12 +38,36 @@ Special = Annotated[
 User = Annotated[Any, msgspec.Meta(description="Accepted and ignored.")]
 
 
-class EmbeddingRequest(msgspec.Struct):
+class Vectors(msgspec.Struct, kw_only=True):
+    """How vectors are given.
+
+    Most fields are vLLM's, and have one value here: ignored, they would give a caller who
+    set them wrong numbers.
+    """
+
+    encoding_format: EncodingFormat = None
+    embed_dtype: Annotated[
+        Literal["float32"] | None, msgspec.Meta(description="Type of the numbers in base64.")
+    ] = None
+    endianness: Annotated[
+        Literal["native", "little"] | None, msgspec.Meta(description="Their byte order.")
+    ] = None
+    use_activation: Annotated[
+        bool | None, msgspec.Meta(description="The model says whether vectors are normalised.")
+    ] = None
+
+    def check(self) -> None:
+        """Raise for what is not offered."""
+        if self.use_activation is False:
+            problem = "use_activation: false is not offered; the model's configuration decides"
+            raise InvalidArgument(problem, field="use_activation")
+
+
+class EmbeddingRequest(Vectors, kw_only=True):
     """Body of POST /v1/embeddings."""
 
     model: Model
     input: Inputs
-    encoding_format: EncodingFormat = None
     dimensions: Dimensions = None
     user: User = None
     truncate_prompt_tokens: Truncate = None
@@ -53,7 +78,7 @@ class EmbeddingRequest(msgspec.Struct):
     ] = None
 
 
-class PoolingRequest(msgspec.Struct):
+class PoolingRequest(Vectors, kw_only=True):
     """Body of POST /v1/pooling."""
 
     model: Model
@@ -62,7 +87,6 @@ class PoolingRequest(msgspec.Struct):
         Literal["token_embed", "sparse_embed"] | None,
         msgspec.Meta(description="A vector for each token (the default), or weighted terms."),
     ] = None
-    encoding_format: EncodingFormat = None
     dimensions: Dimensions = None
     user: User = None
     truncate_prompt_tokens: Truncate = None
@@ -145,7 +169,10 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             problem = f"expected one of {choices}, got{problem.removeprefix('Invalid enum value')}"
         raise InvalidArgument(f"{field or 'body'}: {_lower(problem)}", field=field) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidArgument(f"body: expected JSON: {_lower(str(error))}") from None
+        problem = _lower(str(error))
+        if _SURROGATE.search(body):
+            problem += "; half of a surrogate pair is no character"
+        raise InvalidArgument(f"body: expected JSON: {problem}") from None
 
 
 def _lower(text: str) -> str:

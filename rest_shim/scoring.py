@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
+import grpc
 import numpy as np
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tensorway.errors import InvalidArgument
+from tensorway.errors import InvalidArgument, TensorwayError
 from tensorway.v1 import pooling_pb2
 
+from .errors import to_domain
 from .render import small, usage
 from .schema import RerankRequest, ScoreRequest, decode, decoder
 from .upstream import Upstream
 
 # Pairs of one score request that are asked for at once.
 _PAIRS = 16
+_PLACE = re.compile(r"^(query|documents)(?:\[(\d+)\])?")
 
 
 class Scoring:
@@ -48,7 +52,7 @@ class Scoring:
     async def score(self, request: Request) -> Response:
         """How well texts fit together, in input order."""
         body = decode(self._score, await request.body())
-        answers = await self._score_all(to_messages(body), request.headers)
+        answers = await self._score_all(body, request.headers)
         scores = [np.float32(score) for answer in answers for score in answer.scores]
         cost = sum(answer.usage.prompt_tokens for answer in answers)
         return small(
@@ -63,16 +67,17 @@ class Scoring:
             }
         )
 
-    async def _score_all(
-        self, messages: list[pooling_pb2.ScoreRequest], headers: Headers
-    ) -> list[Any]:
-        slots = asyncio.Semaphore(_PAIRS)
+    async def _score_all(self, body: ScoreRequest, headers: Headers) -> list[Any]:
+        slots, messages = asyncio.Semaphore(_PAIRS), to_messages(body)
 
-        async def one(message: pooling_pb2.ScoreRequest) -> Any:
+        async def one(pair: int, message: pooling_pb2.ScoreRequest) -> Any:
             async with slots:
-                return await self._upstream.call("Score", message, headers)
+                try:
+                    return await self._upstream.call("Score", message, headers)
+                except grpc.aio.AioRpcError as error:
+                    raise as_written(to_domain(error), body, pair) from None
 
-        tasks = [asyncio.ensure_future(one(message)) for message in messages]
+        tasks = [asyncio.ensure_future(one(*numbered)) for numbered in enumerate(messages)]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -100,6 +105,21 @@ def to_messages(body: ScoreRequest) -> list[pooling_pb2.ScoreRequest]:
         )
         for query, documents in pairs
     ]
+
+
+def as_written(error: TensorwayError, body: ScoreRequest, pair: int) -> TensorwayError:
+    """The error of a pair, or of all, with the field and index that the caller wrote."""
+    first = "queries" if body.text_1 is None else "text_1"
+    second = "documents" if body.text_2 is None else "text_2"
+    queries = getattr(body, first)
+
+    def place(found: re.Match[str]) -> str:
+        if found[1] == "documents":
+            return second if found[2] is None else f"{second}[{pair + int(found[2])}]"
+        return first if isinstance(queries, str) else f"{first}[{pair}]"
+
+    error.field, error.message = (_PLACE.sub(place, t) for t in (error.field, error.message))
+    return error
 
 
 def _texts(given: str | list[str] | None, other: str | list[str] | None, field: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,17 @@ from tensorway.v1 import (
     generator_pb2,
     generator_pb2_grpc,
 )
+
+
+def _candidates(token: int, count: int) -> list[generator_pb2.TokenLogprob]:
+    """The token, as the second likeliest, then the likeliest ones: 0, the token, 1, ..."""
+    chosen = generator_pb2.TokenLogprob(token_id=token, logprob=-1, rank=2)
+    others = [
+        generator_pb2.TokenLogprob(token_id=place, logprob=-math.inf if place else 0, rank=rank)
+        for place, rank in ((0, 1), (1, 3), (2, 4))
+        if rank <= count
+    ]
+    return [chosen, *others]
 
 
 class FakeGenerator(
@@ -46,6 +58,8 @@ class FakeGenerator(
             if self.error and place == self.error_after:
                 raise self.error
             answer = generator_pb2.GenerateResponse(token_ids=[token], text=f"<{token}>")
+            if start.sampling_params.HasField("logprobs"):
+                answer.logprobs.add(candidates=_candidates(token, start.sampling_params.logprobs))
             if place == len(ids) - 1 and not self.endless:
                 answer.finish_reason = generator_pb2.FINISH_REASON_STOP
                 counts = {"prompt_tokens": len(ids), "completion_tokens": len(ids)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,6 +140,10 @@ class FakeRouter(embedding_pb2_grpc.EmbeddingServiceServicer, model_pb2_grpc.Mod
         return answer
 
 
+def _named(documents: Sequence[str]) -> list[tuple[str, str]]:
+    return [(f"documents[{index}]", text) for index, text in enumerate(documents)]
+
+
 class FakePooling(pooling_pb2_grpc.PoolingServiceServicer):
     """PoolingService whose numbers are lengths of texts."""
 
@@ -160,7 +164,10 @@ class FakePooling(pooling_pb2_grpc.PoolingServiceServicer):
         return answer
 
     async def Score(self, request: Any, context: Any) -> pooling_pb2.ScoreResponse:
-        """A tenth of the difference of the lengths."""
+        """A tenth of the difference of the lengths; none of them may be 0."""
+        for name, text in (("query", request.query), *_named(request.documents)):
+            if not text:
+                raise errors.InvalidArgument(f"{name}: expected a text, got none", field=name)
         usage = common_pb2.Usage(prompt_tokens=5, total_tokens=5)
         scores = [(len(text) - len(request.query)) / 10 for text in request.documents]
         return pooling_pb2.ScoreResponse(model=request.model, scores=scores, usage=usage)

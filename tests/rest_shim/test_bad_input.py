@@ -70,6 +70,9 @@ async def test_bad_input_names_its_place(shim: Shim, given: Any, param: str, wor
         ("prompt_name", 1),
         ("model", None),
         ("model", 3),
+        ("embed_dtype", "float16"),
+        ("endianness", "big"),
+        ("use_activation", False),
     ],
 )
 async def test_bad_field_is_named(shim: Shim, field: str, value: Any):
@@ -108,6 +111,12 @@ async def test_body_that_is_no_request_is_refused(shim: Shim, body: bytes):
     """Broken JSON and broken text are the caller's mistake, never status 500."""
     error = await refused(shim, await shim.post(body))
     assert error["code"] == "invalid_argument"
+
+
+async def test_half_of_a_surrogate_pair_is_named(shim: Shim):
+    """JSON that is cut off by nobody but a bad character says so."""
+    error = await refused(shim, await shim.post(b'{"model":"m","input":"\\ud83d"}'))
+    assert error["message"].endswith("half of a surrogate pair is no character")
 
 
 async def test_bad_choice_lists_the_good_ones(shim: Shim):

@@ -11,9 +11,10 @@ from typing import Any
 
 import openai
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rest_shim.options import RestOptions
+from rest_shim.prompts import Prompter
 from tensorway import errors
 from tests.rest_shim.conftest import Shim, Shims, start_shim
 from tests.rest_shim.fake_generator import FakeGenerator
@@ -154,8 +155,12 @@ async def test_images_go_through_the_encoder(chat: Chat):
         ({"messages": with_image("a <image> of mine")}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "forbidden"}]}, "messages"),
         ({"messages": HELLO, "n": 2}, "n"),
-        ({"messages": HELLO, "logprobs": True}, "logprobs"),
+        ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": HELLO, "logprobs": 5}, "logprobs"),
         ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": HELLO, "logit_bias": {"7": -100}}, "logit_bias"),
         ({"messages": HELLO, "max_tokens": -1}, "max_tokens"),
         ({"messages": HELLO, "seed": 2**63}, "seed"),
         ({"messages": HELLO, "temperature": "hot"}, "temperature"),
@@ -167,6 +172,100 @@ async def test_bad_chats_are_named(chat: Chat, body: Any, param: str):
     answer = await shim.http.post("/v1/chat/completions", json={"model": "g", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert shim.router.generator.requests == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ["hello", "there"]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["hello", 7]}, "prompt"),
+        ({"prompt": "hello", "echo": True}, "echo"),
+        ({"prompt": "hello", "best_of": 3}, "best_of"),
+        ({"prompt": "hello", "suffix": "."}, "suffix"),
+        ({"prompt": "hello", "logprobs": True}, "logprobs"),
+        ({"prompt": "hello", "max_tokens": "many"}, "max_tokens"),
+    ],
+)
+async def test_bad_completions_are_named(chat: Chat, body: Any, param: str):
+    """Status 400 with the field; nothing reaches the generator."""
+    answer = await chat.shim.http.post("/v1/completions", json={"model": "g", **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert chat.shim.router.generator.requests == []
+
+
+async def test_what_asks_for_nothing_is_accepted(chat: Chat):
+    """Clients that send the defaults of what is not offered are served."""
+    common = {"n": 1, "logit_bias": {}, "user": "me"}
+    defaults = {"tools": [], "response_format": {"type": "text"}, "logprobs": False}
+    body = {"model": "g", "messages": HELLO, **common, **defaults, "top_logprobs": 0}
+    answer = await chat.shim.http.post("/v1/chat/completions", json=body)
+    assert answer.json()["choices"][0]["logprobs"] is None
+    body = {"model": "g", "prompt": ["hello"], **common, "echo": False, "best_of": 1, "suffix": ""}
+    answer = await chat.shim.http.post("/v1/completions", json=body)
+    assert answer.json()["choices"][0]["text"] == "<7>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_a_chat(chat: Chat, stream: bool):
+    """Each token has its own, and the likeliest ones in order, whole and as it comes."""
+    answer = await chat.client.chat.completions.create(
+        model="g", messages=HELLO, logprobs=True, top_logprobs=3, stream=stream
+    )
+    chunks = [chunk async for chunk in answer] if stream else [answer]
+    content = [one for chunk in chunks for one in chunk.choices[0].logprobs.content]
+    assert [one.token for one in content] == PROMPT
+    assert {one.logprob for one in content} == {-1}
+    assert [(top.token, top.logprob) for top in content[2].top_logprobs] == [
+        ("<s>", 0),
+        ("hello", -1),
+        ("</s>", -9999),
+    ]
+    assert bytes(content[2].bytes) == b"hello"
+    assert chat.shim.router.generator.requests[0].sampling_params.logprobs == 3
+
+
+async def test_only_those_of_the_answer(chat: Chat):
+    """Without top_logprobs there are none of other tokens."""
+    answer = await chat.client.chat.completions.create(model="g", messages=HELLO, logprobs=True)
+    first, *_ = answer.choices[0].logprobs.content
+    assert (first.token, first.top_logprobs) == ("user", [])
+    params = chat.shim.router.generator.requests[0].sampling_params
+    assert (params.HasField("logprobs"), params.logprobs) == (True, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_a_completion(chat: Chat, stream: bool):
+    """Lists of tokens, and where they begin, which goes on over the pieces of a stream."""
+    answer = await chat.client.completions.create(
+        model="g", prompt="hello there", logprobs=1, stream=stream
+    )
+    chunks = [chunk async for chunk in answer] if stream else [answer]
+    found = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for part in found for token in part.tokens] == ["hello", "there"]
+    assert [offset for part in found for offset in part.text_offset] == [0, 5]
+    assert [value for part in found for value in part.token_logprobs] == [-1, -1]
+    tops = [top for part in found for top in part.top_logprobs]
+    assert tops == [{"hello": -1, "<s>": 0}, {"there": -1, "<s>": 0}]
+
+
+def test_pieces_of_tokens(tmp_path: Path):
+    """Tokens are the bytes that they stand for: whole words, halves of characters, spaces."""
+    byte_level = Tokenizer(models.BPE({"\u0120a": 0, "\u00c3": 1, "\u00a9": 2, "\u010a": 3}, []))
+    byte_level.decoder = decoders.ByteLevel()
+    byte_level.add_special_tokens(["<é>"])
+    pieces = [b" a", b"\xc3", b"\xa9", b"\n", "<é>".encode(), b""]
+    assert [prompter(tmp_path, byte_level).piece(token) for token in range(6)] == pieces
+    fallback = Tokenizer(models.BPE({"\u2581a": 0, "<0xC3>": 1, "b": 2}, []))
+    fallback.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert [prompter(tmp_path, fallback).piece(t) for t in range(3)] == [b" a", b"\xc3", b"b"]
+
+
+def prompter(folder: Path, tokenizer: Tokenizer) -> Prompter:
+    """What the shim makes of a model's folder with this tokenizer."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return Prompter(folder)
 
 
 async def test_unknown_generator_is_not_found(chat: Chat):

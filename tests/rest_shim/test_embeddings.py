@@ -51,7 +51,8 @@ async def test_base64_is_the_same_numbers(shim: Shim):
 async def test_null_is_absent_and_unknown_fields_are_ignored(shim: Shim):
     """Clients that send every optional field as null, and fields of their own, are served."""
     optional = ("encoding_format", "dimensions", "user", "truncate_prompt_tokens", "prompt_name")
-    body = dict.fromkeys(optional) | {"input_type": "query", "made_up": [1]}
+    theirs = {"embed_dtype": "float32", "endianness": "native", "use_activation": True}
+    body = dict.fromkeys(optional) | theirs | {"input_type": "query", "made_up": [1]}
     answer = await shim.embed(input="x", **body)
     assert answer.status_code == 200
     request = shim.router.requests[-1]

@@ -50,6 +50,13 @@ async def test_retry_after_is_whole_seconds_rounded_up(shim: Shim):
     assert (await shim.embed(input="x")).headers["retry-after"] == "3"
 
 
+async def test_tasks_have_their_names_here(shim: Shim):
+    """What the contract calls TASK_CLASSIFY is told as /v1/models tells it."""
+    shim.router.error = errors.FailedPrecondition("model 'm' does not support TASK_TOKEN_EMBED")
+    message = (await shim.embed(input="x")).json()["error"]["message"]
+    assert message == "model 'm' does not support token_embed"
+
+
 async def test_internals_stay_in_the_log(shim: Shim, caplog: pytest.LogCaptureFixture):
     """A bug behind the router is status 500 that says nothing else."""
     shim.router.error = RuntimeError("secret path /srv/model")

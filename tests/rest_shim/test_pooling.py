@@ -61,6 +61,23 @@ async def test_score_pair_by_pair(shim: Shim):
     assert answer["usage"]["prompt_tokens"] == 10
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text_1": "", "text_2": ["a"]}, "text_1"),
+        ({"queries": ["a", ""], "documents": ["a", "a"]}, "queries[1]"),
+        ({"text_1": "a", "text_2": ["a", ""]}, "text_2[1]"),
+        ({"text_1": ["a", "a"], "documents": ["a", ""]}, "documents[1]"),
+    ],
+)
+async def test_score_names_what_the_caller_wrote(shim: Shim, body: dict[str, Any], param: str):
+    """A refused text has the field and the index of the caller's own lists."""
+    answer = await shim.http.post("/v1/score", json={"model": MODEL, **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"] == f"{param}: expected a text, got none"
+
+
 async def test_classify(shim: Shim):
     """The likeliest class and the score of each."""
     answer = await post(shim, "classify", input=["a", "b"])

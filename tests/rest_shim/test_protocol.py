@@ -75,6 +75,21 @@ async def test_what_cannot_be_read_is_refused(shim: Shim, sent: bytes):
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 400 ")
 
 
+async def test_http2_is_told_what_to_do(shim: Shim):
+    """A client that speaks HTTP/2 without asking reads in HTTP/2 that it should not."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    async with connected(shim) as (reader, writer):
+        writer.write(preface + b"\0\0\0\4\0\0\0\0\0")
+        answer = await until_closed(reader)
+    # An empty frame of settings; then GOAWAY with HTTP_1_1_REQUIRED and the words.
+    settings, goaway = answer[:9], answer[9:]
+    assert settings == b"\0\0\0\4\0\0\0\0\0"
+    assert goaway[3] == 7
+    assert int.from_bytes(goaway[:3]) == len(goaway) - 9
+    assert goaway[9:17] == b"\0\0\0\0\0\0\0\x0d"
+    assert goaway.endswith(b"this server speaks HTTP/1.1")
+
+
 @pytest.mark.parametrize(
     "start",
     [b"GET /", GET + b"x: ", POST + b"transfer-encoding: chunked\r\n\r\n1;"],
