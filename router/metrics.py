@@ -148,9 +148,16 @@ class FleetCollector(Collector):
         work = GaugeMetricFamily(
             "router_worker_tokens", "About its tokens in flight.", labels=labels
         )
+        silent = GaugeMetricFamily(
+            "router_worker_silent_seconds",
+            "How long it has had requests and answered none.",
+            labels=labels,
+        )
+        now = time.monotonic()
         for worker in self._fleet.workers():
             place = [worker.model, *worker.place]
             picks.add_metric(place, worker.picks)
             ready.add_metric(place, worker.ready)
             work.add_metric(place, worker.work + worker.foreign)
-        return (picks, ready, work)
+            silent.add_metric(place, worker.silence.seconds(now))
+        return (picks, ready, work, silent)

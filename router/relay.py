@@ -7,6 +7,7 @@ message is all that was sent, since the router keeps no more than that.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -89,6 +90,7 @@ async def relay(route: Route, method: str, upstream: _Upstream, work: float, wri
             ):
                 async for message in call:
                     trial.final = True
+                    worker.silence.hear(time.monotonic())
                     await write(message)
                 return
     finally:

@@ -38,6 +38,8 @@ class WorkerStatus(Struct, frozen=True):
     """The part of its capacity that is taken."""
     picks: int
     """Requests and shards it was given since it registered."""
+    silent: float
+    """Seconds for which it has had requests and answered none."""
 
 
 class ModelStatus(Struct, frozen=True):
@@ -119,4 +121,5 @@ def _worker(worker: Worker) -> WorkerStatus:
         tokens=worker.work + worker.foreign,
         fill=worker.fill,
         picks=worker.picks,
+        silent=worker.silence.seconds(time.monotonic()),
     )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
+from tensorway.silence import Silence
+
 # Tokens that a worker is taken to accept when it does not tell.
 CAPACITY = 65_536.0
 # Part of its capacity that a full worker still counts as free, so that a pool of
@@ -44,6 +46,8 @@ class Replica:
     """Whether it asked for no new work."""
     lost: bool = field(default=False, repr=False)
     """Whether it is gone for good."""
+    silence: Silence = field(default_factory=Silence, repr=False)
+    """How long it has not answered."""
 
     @property
     def ready(self) -> bool:

@@ -16,14 +16,14 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from tensorway import balance, retry
+from tensorway import balance, retry, silence
 from tensorway.balance import Policy, Replica
 from tensorway.errors import TensorwayError, Unavailable
 
 R = TypeVar("R", bound=Replica)
 
-# Latest calls that the latency quantile is taken from.
-_LATENCIES = 256
+# Latest answers that say how long one takes.
+_ANSWERS = 256
 # With fewer calls than this a quantile says nothing.
 _ENOUGH = 32
 
@@ -81,11 +81,33 @@ class Pool(Generic[R]):
         self._on_eject = on_eject
         self._random = random or Random()  # noqa: S311
         self._turn = 0
-        self._seconds: deque[float] = deque(maxlen=_LATENCIES)
+        self._answers: deque[silence.Answer] = deque(maxlen=_ANSWERS)
 
     def ready(self) -> list[R]:
         """The workers that may be given work."""
         return [replica for replica in self.replicas if replica.ready]
+
+    def answering(self) -> list[R]:
+        """Those of them that are not silent for too long, as far as the pool can do without."""
+        ready, now = self.ready(), time.monotonic()
+        silent = [replica for replica in ready if replica.silence.overdue(now, self._answers)]
+        if not silent:
+            return ready
+        silent.sort(key=lambda replica: replica.silence.seconds(now), reverse=True)
+        spared = silent[: int(len(ready) * self.rules.outliers.share)]
+        return [replica for replica in ready if replica not in spared]
+
+    def emptiest(self, count: int) -> list[R]:
+        """So many workers with the least work for their capacity, or all, that answer."""
+        answering = self.answering()
+        if len(answering) <= count:
+            return answering
+        return sorted(answering, key=lambda replica: (replica.fill, replica.turn))[:count]
+
+    def others(self, trial: retry.Trial) -> list[R]:
+        """The workers that may be given a request besides those that it was given."""
+        fresh = [replica for replica in self.answering() if replica not in trial.tried]
+        return fresh or [replica for replica in self.ready() if replica not in trial.tried]
 
     @contextmanager
     def attempt(self, trial: retry.Trial, work: float, first: R | None = None) -> Iterator[R]:
@@ -100,6 +122,7 @@ class Pool(Generic[R]):
         trial.tried.add(replica)
         trial.active += 1
         started = time.monotonic()
+        replica.silence.begin(started, work)
         try:
             yield replica
         except (grpc.aio.AioRpcError, retry.WorkerLost) as error:
@@ -108,16 +131,24 @@ class Pool(Generic[R]):
             self.counts.retries += 1
         else:
             replica.failures = 0
-            self._seconds.append(time.monotonic() - started)
+            self._answered(replica, work, started)
         finally:
             trial.active -= 1
             replica.give(work)
+            replica.silence.end(time.monotonic())
 
-    def patience(self) -> float | None:
-        """Seconds after which a call is slower than the hedging quantile; None: not known."""
-        if len(self._seconds) < _ENOUGH:
-            return None
-        return sorted(self._seconds)[int(self.rules.hedge_quantile * (len(self._seconds) - 1))]
+    def patience(self, work: float) -> float | None:
+        """Seconds after which a request of so many tokens is tried twice; None: it is not.
+
+        That is the hedging quantile, or else how long an answer takes, while there are
+        workers that may not answer.
+        """
+        if self.rules.hedge_quantile and len(self._answers) >= _ENOUGH:
+            taken = sorted(seconds for _, seconds in self._answers)
+            return taken[int(self.rules.hedge_quantile * (len(taken) - 1))]
+        if any(replica.silence.doubtful for replica in self.replicas):
+            return silence.patience(work, self._answers)
+        return None
 
     def eject(self, replica: R) -> None:
         """Give the worker nothing until :meth:`restore`."""
@@ -132,8 +163,7 @@ class Pool(Generic[R]):
         replica.ejected, replica.failures = False, 0
 
     def _pick(self, trial: retry.Trial) -> R:
-        choice = [replica for replica in self.ready() if replica not in trial.tried]
-        if not choice:
+        if not (choice := self.others(trial)):
             raise trial.error or self.nobody()
         picked: R = self.rules.policy(choice, self._random)
         return picked
@@ -141,6 +171,11 @@ class Pool(Generic[R]):
     def nobody(self) -> TensorwayError:
         """The error when no worker may be given work."""
         return Unavailable(f"model {self.model!r} has no live worker", reason="NO_WORKER")
+
+    def _answered(self, replica: R, work: float, started: float) -> None:
+        now = time.monotonic()
+        replica.silence.hear(now)
+        self._answers.append((work, now - started))
 
     def _failed(self, replica: R, error: retry.CallError, seconds: float) -> None:
         if not retry.is_fault(error, seconds):

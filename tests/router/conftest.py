@@ -62,6 +62,10 @@ class Running:
         request = embedding_pb2.EmbedRequest(model=model, texts={"texts": texts}, **fields)
         return await self.embedding.Embed(request, timeout=timeout)
 
+    async def vectors(self, *texts: str) -> list[list[float]]:
+        """The vectors of texts, embedded through it."""
+        return [list(item.values) for item in (await self.embed(*texts)).embeddings]
+
     async def add(self, worker: FakeWorker | None = None, **options: Any) -> FakeWorker:
         """A worker in this process, once the router knows it."""
         worker, known = worker or FakeWorker(), self.ids()

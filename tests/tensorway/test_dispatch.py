@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from tensorway import silence
 from tensorway.balance import Replica
 from tensorway.dispatch import dispatch, embed
 from tensorway.envelope import read_embed
@@ -172,6 +174,90 @@ async def test_a_shard_whose_worker_is_lost_is_tried_on_another() -> None:
 
     assert [item.values[0] for item in merged.embeddings] == list(range(90))
     assert workers.counts.retries == 1
+
+
+async def test_a_shard_that_is_late_beside_the_others_is_moved() -> None:
+    """The batch is answered; who was late gets neither shards nor calls, and loses its shard."""
+    workers = pool(4)
+    stuck = workers.replicas[0]
+
+    async def send(worker: Replica, data: bytes) -> bytes:
+        if worker is stuck:
+            await asyncio.Event().wait()
+        return await echo(worker, data)
+
+    async with asyncio.timeout(30):
+        for _ in range(20):
+            answer = await embed(workers, *batch(*map(str, range(90))), send)
+            merged = embedding_pb2.EmbedResponse.FromString(answer)
+            assert [item.values[0] for item in merged.embeddings] == list(range(90))
+            await dispatch(workers, batch("1")[1], 1.0, send)
+
+    assert (stuck.picks, stuck.requests) == (1, 0)
+    assert workers.counts.hedges == 1
+
+
+async def test_a_call_that_finds_out_whether_a_worker_is_well_again_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a pause it gets one call, which has a second try elsewhere; others pass it by."""
+    monkeypatch.setattr(silence, "PAUSE_SECONDS", 0.0)
+    workers = pool(2)
+    stuck = workers.replicas[0]
+    stuck.silence.late = True
+    workers._answers.append((1.0, 0.001))
+
+    async def send(worker: Replica, data: bytes) -> bytes:
+        if worker is stuck:
+            await asyncio.Event().wait()
+        return data
+
+    async with asyncio.timeout(30):
+        calls = (dispatch(workers, b"x", 1.0, send) for _ in range(20))
+        assert await asyncio.gather(*calls) == [b"x"] * 20
+
+    assert (stuck.picks, workers.counts.hedges) == (1, 1)
+
+
+async def test_without_budget_no_shard_is_moved() -> None:
+    """A pool that is late as a whole is not asked twice for everything."""
+    workers = pool(2, Rules(retry_ratio=0, retry_reserve=0))
+    release = asyncio.Event()
+
+    async def send(worker: Replica, data: bytes) -> bytes:
+        if worker is workers.replicas[0]:
+            await release.wait()
+        return await echo(worker, data)
+
+    call = asyncio.create_task(embed(workers, *batch(*map(str, range(80))), send))
+    async with asyncio.timeout(30):
+        while not workers.replicas[0].silence.late:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    release.set()
+
+    assert await call
+    assert workers.counts.hedges == 0
+    assert [worker.picks for worker in workers.replicas] == [1, 1]
+
+
+def test_half_of_a_pool_goes_on_however_silent_all_are() -> None:
+    """A fault that all share must not empty the pool; the most silent go first."""
+    workers = pool(5)
+    workers._answers.append((1.0, 0.001))
+    for seconds, worker in enumerate(workers.replicas[:4], start=10):
+        worker.silence.begin(time.monotonic() - seconds, 1.0)
+
+    assert workers.answering() == [workers.replicas[i] for i in (0, 1, 4)]
+
+
+def test_shards_go_to_the_workers_with_least_work() -> None:
+    """When there are more workers than shards."""
+    workers = pool(4)
+    for work, worker in zip((9, 1, 9, 0), workers.replicas, strict=True):
+        worker.work = work
+
+    assert workers.emptiest(2) == [workers.replicas[3], workers.replicas[1]]
+    assert workers.emptiest(9) == workers.replicas
 
 
 async def test_a_bad_input_fails_with_its_own_index_and_stops_the_others() -> None:
