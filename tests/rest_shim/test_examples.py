@@ -1,22 +1,27 @@
-"""The examples for REST clients, run as they are written."""
+"""The examples for clients, run as they are written."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
 from tests.rest_shim.conftest import Stack
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+CLIENTS = (ROOT / "docs/clients.md").read_text()
+# Pinned, so that a release of theirs cannot fail a run of ours.
+NODE_PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 
 
-async def run(stack: Stack, *command: str) -> str:
+async def run(stack: Stack, *command: str, folder: Path = EXAMPLES) -> str:
     """Standard output of an example that ended well."""
     process = await asyncio.create_subprocess_exec(
         *command,
-        cwd=EXAMPLES,
+        cwd=folder,
         env={**os.environ, "OPENAI_BASE_URL": f"{stack.url}/v1", "ROUTER": stack.router},
         stdout=asyncio.subprocess.PIPE,
     )
@@ -61,3 +66,15 @@ async def test_python_client(stack: Stack):
     assert lines[1:3] == ["batch 0 (2, 32) None", "batch 1 (1, 32) None"]
     assert lines[3].startswith("batch 2 None texts.texts[0]: expected a text")
     assert lines[4] == "refused: MODEL_NOT_FOUND"
+
+
+async def test_node(stack: Stack, tmp_path: Path):
+    """The program in docs/clients.md for Node.js: two vectors, and an error with its words."""
+    (program,) = re.findall(r"```javascript\n(.*?)```", CLIENTS, re.DOTALL)
+    program = program.replace("path/to/tensorway/protos", str(ROOT / "protos"))
+    (tmp_path / "embed.mjs").write_text(program.replace("127.0.0.1:50051", stack.router))
+    install = ("npm", "install", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts")
+    await run(stack, *install, *NODE_PACKAGES, folder=tmp_path)
+    first, second, refused = (await run(stack, "node", "embed.mjs", folder=tmp_path)).splitlines()
+    assert [line.split()[:3] for line in (first, second)] == [["0", "32", "["], ["1", "32", "["]]
+    assert refused == "refused: model: 'no-such-model' is not known; known: 'minilm'"
