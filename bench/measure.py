@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ class Cell(msgspec.Struct, frozen=True):
     batch: int
     callers: int
     rate: float = 0.0
+    words: int = 0
+    """In each text; 0: as many as the run has."""
 
 
 class Turn(msgspec.Struct):
@@ -46,8 +49,14 @@ class Bench:
     """Generators, and what checks the answers."""
 
     def __init__(
-        self, generators: Sequence[Generator], reference: Reference, *, words: int, seconds: float
+        self,
+        generators: Sequence[Generator],
+        reference: Reference | None,
+        *,
+        words: int,
+        seconds: float,
     ) -> None:
+        """Without a reference, answers are not checked."""
         self._generators, self._reference = generators, reference
         self._words, self._seconds = words, seconds
 
@@ -64,7 +73,8 @@ class Bench:
 
     def turn(self, subject: Subject, cell: Cell, seed: int) -> Turn:
         """Check the subject, then load it."""
-        job = Job(subject.target, cell.batch, 1, self._seconds, words=self._words, seed=seed)
+        words = cell.words or self._words
+        job = Job(subject.target, cell.batch, 1, self._seconds, words=words, seed=seed)
         cosine = self._check(subject, job)
         reset_peak(subject.charged)
         before = cpu_seconds(subject.charged)
@@ -72,6 +82,8 @@ class Bench:
         return _turn(outcomes, subject.charged, before, cosine)
 
     def _check(self, subject: Subject, job: Job) -> float:
+        if self._reference is None:
+            return math.nan
         generator: Driver = subject.driver or self._generators[0]
         generator.give(msgspec.structs.replace(job, look=True))
         outcome = generator.outcome()

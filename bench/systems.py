@@ -31,6 +31,8 @@ class Plan:
     """More flags of our workers."""
     env: dict[str, str] = field(default_factory=dict)
     """More variables of our workers."""
+    workers: int = 1
+    """Of ours; more than one are bound to a core each, in turns."""
     observe: tuple[str, ...] = ()
     """More flags of each of our services."""
     dynamo: str = ""
@@ -57,21 +59,37 @@ class Start(NamedTuple):
 
 
 def tensorway(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
-    """Router, one embed worker and REST shim."""
+    """Router, embed workers and REST shim."""
     del stack
-    router, rest, worker = free_port(), free_port(), free_port()
+    router, rest, *ports = (free_port() for _ in range(2 + plan.workers))
     asks = ("--router", f"{HOST}:{router}")
     seen = plan.observe
-    flags = (plan.model, *_flags(plan), *asks, "--port", str(worker), *plan.ours, *seen)
+    flags = (plan.model, *_flags(plan), *asks, *plan.ours, *seen)
     routers = launcher.python("router", "router", "--port", str(router), *seen)
-    workers = launcher.python("worker", "embed_worker", *flags, env={**CPU_ENV, **plan.env})
+    workers = tuple(
+        launcher.python(
+            f"worker{index}",
+            "embed_worker",
+            *flags,
+            "--port",
+            str(port),
+            env=_worker_env(plan, index),
+        )
+        for index, port in enumerate(ports)
+    )
     rests = launcher.python("rest", "rest_shim", "--port", str(rest), *asks, *seen)
     subjects = [
-        Subject("router", Target("grpc", f"{HOST}:{router}"), (routers, workers)),
-        Subject("worker", Target("grpc", f"{HOST}:{worker}"), (workers,)),
-        Subject("rest", Target("base64", f"{HOST}:{rest}"), (rests, routers, workers)),
+        Subject("router", Target("grpc", f"{HOST}:{router}"), (routers, *workers)),
+        Subject("worker", Target("grpc", f"{HOST}:{ports[0]}"), workers[:1]),
+        Subject("rest", Target("base64", f"{HOST}:{rest}"), (rests, routers, *workers)),
     ]
-    return Start(lambda: registered(router) > 0, subjects)
+    return Start(lambda: registered(router) == plan.workers, subjects)
+
+
+def _worker_env(plan: Plan, index: int) -> dict[str, str]:
+    # By itself vLLM binds every worker of a machine to the same core.
+    core = {"VLLM_CPU_OMP_THREADS_BIND": str(index % (os.cpu_count() or 1))}
+    return {**CPU_ENV, **(core if plan.workers > 1 else {}), **plan.env}
 
 
 def vllm(
