@@ -93,4 +93,4 @@ class EmbeddingServicer:
             "Embed": (embedding_pb2.EmbedRequest.FromString, None),
             "EmbedStream": (stream, EmbedStreamResponse.SerializeToString),
         }
-        return Service(_EMBEDDING, self, codecs=codecs)
+        return Service(_EMBEDDING, self, codecs=codecs, endless=frozenset({"EmbedStream"}))

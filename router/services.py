@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 
 from tensorway import envelope
@@ -37,7 +39,8 @@ _VIEWS = (envelope.EmbedStreamRequest.FromString, envelope.EmbedStreamResponse.S
 def front(options: RouterOptions, config: Config, fleet: Fleet) -> Front:
     """What the services share."""
     admission = Admission(options.model_limit, options.caller_limit)
-    return Front(Names(fleet, config.aliases), admission, fleet)
+    settles = time.monotonic() + options.settle
+    return Front(Names(fleet, config.aliases), admission, fleet, settles)
 
 
 def registry(options: RouterOptions, fleet: Fleet) -> Service:
@@ -63,6 +66,7 @@ def services(
             embedding_pb2.DESCRIPTOR.services_by_name["EmbeddingService"],
             EmbeddingService(front, timeout, options.stream_window, options.max_inputs),
             {"Embed": _BYTES, "EmbedStream": _VIEWS},
+            endless=frozenset({"EmbedStream"}),
         ),
         Service(
             pooling,

@@ -29,6 +29,7 @@ from tensorway import credentials, errors, logs, messages, metrics, telemetry
 from tensorway.channels import REQUEST_ID
 from tensorway.deadline import within
 from tensorway.messages import Codec
+from tensorway.streams import Drained
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ class Service:
     """Method -> (request deserializer, response serializer) where messages stay bytes."""
     lasting: frozenset[str] = frozenset()
     """Methods whose calls only end when somebody leaves; shutdown does not wait for them."""
+    endless: frozenset[str] = frozenset()
+    """Methods that take requests for as long as a caller likes, each answered by itself;
+    shutdown takes no more of them, and ends the call once those it took are answered."""
     open: bool = False
     """Whether calls need no token (health checks of an orchestrator have none)."""
 
@@ -66,7 +70,8 @@ class Calls:
         self._default_timeout = default_timeout
         self._max_message_bytes = max_message_bytes
         self._tasks: dict[asyncio.Task[Any], bool] = {}
-        self._closed = self._expired = False
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._expired = False
         self._arrived = 0
 
     def handler(self, service: Service) -> grpc.GenericRpcHandler[Any, Any]:
@@ -76,7 +81,8 @@ class Calls:
 
     def close(self) -> None:
         """From now on answer every new call with UNAVAILABLE."""
-        self._closed = True
+        if not self._closed.done():
+            self._closed.set_result(None)
 
     async def quiet(self) -> None:
         """Return once no new call came for a moment; bounded.
@@ -118,6 +124,8 @@ class Calls:
         function = getattr(service.servicer, method.name)
         if inspect.isasyncgenfunction(function):
             function = _written(function)
+        if method.name in service.endless:
+            function = _drained(function, self._closed)
         # A single message is coded inside the call, where errors are translated.
         handle = self._handle(
             function,
@@ -155,7 +163,7 @@ class Calls:
         error: errors.TensorwayError | None = None
         task = asyncio.current_task()
         assert task is not None
-        self._tasks[task] = rules.lasting or self._closed
+        self._tasks[task] = rules.lasting or self._closed.done()
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or secrets.token_hex(16))
         with telemetry.server_span(rules.name, headers) as span:
@@ -182,7 +190,7 @@ class Calls:
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
         self._arrived += not rules.open
-        if self._expired or (self._closed and not rules.open):
+        if self._expired or (self._closed.done() and not rules.open):
             raise errors.Unavailable(SHUTTING_DOWN, reason="SHUTTING_DOWN")
         if self._tokens and not rules.open:
             credentials.check_token(headers.get("authorization", ""), self._tokens)
@@ -228,6 +236,16 @@ def _written(function: Any) -> Any:
                 await context.write(response)
 
     return write
+
+
+def _drained(function: Any, closed: asyncio.Future[None]) -> Any:
+    async def drain(requests: Any, context: Context) -> None:
+        drained = Drained(requests, closed)
+        await function(drained, context)
+        if drained.cut:
+            raise errors.Unavailable(SHUTTING_DOWN, reason="SHUTTING_DOWN")
+
+    return drain
 
 
 def _code(context: Context) -> grpc.StatusCode:

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+
+
+class Drained:
+    """The requests of a call until `ends` is done, which ends it between two of them."""
+
+    def __init__(self, requests: AsyncIterator[Any], ends: asyncio.Future[None]) -> None:
+        self.cut = False
+        """Whether they ended before their time."""
+        self._requests = aiter(requests)
+        self._ends = ends
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        following = asyncio.ensure_future(anext(self._requests))
+        try:
+            await asyncio.wait({following, self._ends}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                return following.result()
+            self.cut = True
+            raise StopAsyncIteration
+        finally:
+            following.cancel()
 
 
 async def answer_each(

@@ -115,3 +115,23 @@ async def test_streams_finish_what_they_sent(start: Launcher) -> None:
     answers = [answer async for answer in call]
     assert {answer.request_id for answer in answers if answer.response.dimensions} == set("01234")
     assert await worker.ended() == 0
+
+
+async def test_a_stream_that_stays_open_holds_nothing_up(start: Launcher) -> None:
+    """What was read is answered, then the call ends with UNAVAILABLE, long before the grace."""
+    worker = await start.start()
+    engine = worker.engine()
+    os.kill(engine, signal.SIGSTOP)
+    call = worker.embedding.EmbedStream(timeout=60)
+    for i in range(20):
+        request = worker.request("a", "b", request_id=str(i))
+        await call.write(embedding_pb2.EmbedStreamRequest(request=request))
+    await worker.holds(20)
+    worker.kill()
+    os.kill(engine, signal.SIGCONT)
+    answered = {(await call.read()).request_id for _ in range(20)}
+    assert answered == set(map(str, range(20)))
+    error = await fails(call.read())
+    assert (type(error), error.reason) == (Unavailable, "SHUTTING_DOWN")
+    assert await worker.ended() == 0
+    assert "did not finish" not in worker.output

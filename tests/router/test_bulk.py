@@ -6,8 +6,12 @@ import asyncio
 from typing import Any
 
 import grpc
+import pytest
 
-from tensorway.v1 import embedding_pb2
+from tensorway.channels import Dialer
+from tensorway.options import DialOptions
+from tensorway.v1 import embedding_pb2, embedding_pb2_grpc
+from tests.rest_shim.processes import started
 from tests.router.conftest import Running, request, routing
 from tests.router.fakes import FakeWorker, vector
 
@@ -126,3 +130,20 @@ async def test_a_request_of_a_stream_that_never_fits_is_refused() -> None:
 
     assert answers["a"].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     assert answers["b"].HasField("response")
+
+
+async def test_a_stream_that_stays_open_does_not_hold_up_a_router() -> None:
+    """Told to stop, it ends the call with UNAVAILABLE, long before the grace of 30 s."""
+    async with (
+        started("router") as (process, port),
+        Dialer(DialOptions()).open(f"127.0.0.1:{port}") as channel,
+    ):
+        stream = embedding_pb2_grpc.EmbeddingServiceStub(channel).EmbedStream()
+        await stream.write(item("a", "x"))
+        assert (await stream.read()).error.code == grpc.StatusCode.NOT_FOUND.value[0]
+        process.terminate()
+        async with asyncio.timeout(20):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stream.read()
+            assert await process.wait() == 0
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
