@@ -42,8 +42,15 @@ async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launc
 
 
 @pytest.fixture(scope="session")
-async def small_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small models with random weights; see small_models.py."""
+async def reference() -> AsyncIterator[vllm.Reference]:
+    """What plain transformers makes of a model."""
+    async with vllm.referring() as reference:
+        yield reference
+
+
+@pytest.fixture(scope="session")
+async def small_models(tmp_path_factory: pytest.TempPathFactory, reference: vllm.Reference) -> Path:
+    """A folder of small models; see small_models.py."""
     folder = tmp_path_factory.mktemp("models")
-    await vllm.save_small_models(folder)
+    await reference("small_models", folder, vllm.minilm())
     return folder

@@ -1,18 +1,28 @@
-"""What plain transformers makes of a model: run as a program, JSON in and JSON out."""
+"""What plain transformers makes of a model.
+
+Run as a program it answers calls of these functions, a line of JSON each: importing torch
+takes longer than all that is asked of it.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
+
+from tests.embed_worker.small_models import save_all
 
 
 def states(folder: str, sequences: list[list[int]]) -> list[torch.Tensor]:
     """Last hidden states of each sequence, [tokens, hidden]."""
-    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    model = _load(transformers.AutoModel, folder)
     return [model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in sequences]
 
 
@@ -28,12 +38,17 @@ def token_vectors(folder: str, sequences: list[list[int]]) -> list[list[list[flo
     return [torch.nn.functional.normalize(s).tolist() for s in states(folder, sequences)]
 
 
+def late(folder: str, sequences: list[list[int]]) -> list[list[list[float]]]:
+    """ColBERT: a unit vector for each token, projected by the checkpoint's linear layer."""
+    linear = load_file(Path(folder) / "model.safetensors")["linear.weight"]
+    rows = [state @ linear.T for state in states(folder, sequences)]
+    return [torch.nn.functional.normalize(row).tolist() for row in rows]
+
+
 def logits(folder: str, pairs: list[list[str]], **tokenize: Any) -> torch.Tensor:
     """What a sequence classifier gives for texts, or pairs of them, [n, labels]."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=torch.float32
-    ).eval()
+    model = _load(transformers.AutoModelForSequenceClassification, folder)
     rows = [model(**tokenizer(*pair, return_tensors="pt", **tokenize)).logits[0] for pair in pairs]
     return torch.stack(rows)
 
@@ -55,7 +70,7 @@ def classes(folder: str, texts: list[list[str]]) -> list[list[float]]:
 
 def sparse(folder: str, sequences: list[list[int]]) -> list[dict[int, float]]:
     """SPLADE: log(1 + relu(logits)), the largest over all tokens, where above 0."""
-    model = transformers.AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = _load(transformers.AutoModelForMaskedLM, folder)
     weights = []
     for ids in sequences:
         rows = torch.log1p(torch.relu(model(input_ids=torch.tensor([ids])).logits[0]))
@@ -69,7 +84,25 @@ def tokens(folder: str, texts: list[str]) -> list[list[int]]:
     return transformers.AutoTokenizer.from_pretrained(folder)(texts)["input_ids"]
 
 
+def small_models(folder: str, minilm: str) -> None:
+    """Write the models of small_models.py."""
+    save_all(Path(folder), Path(minilm))
+
+
+@cache
+def _load(kind: Any, folder: str) -> Any:
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def main() -> None:
+    """Answer until the caller leaves."""
+    answers = sys.stdout
+    # What the libraries print is no answer.
+    with redirect_stdout(sys.stderr), torch.inference_mode():
+        for line in sys.stdin:
+            name, *arguments = json.loads(line)
+            print(json.dumps(globals()[name](*arguments)), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    with torch.inference_mode():
-        given = json.load(sys.stdin)
-        json.dump([globals()[name](*arguments) for name, *arguments in given], sys.stdout)
+    main()

@@ -1,14 +1,14 @@
-"""Small models with random weights, saved as folders: run as a program, FOLDER and MiniLM's.
+"""Small models, saved as folders.
 
 Each is what a user's own model folder looks like: config, weights, tokenizer, and for some
-the pooling config of sentence-transformers.
+the pooling config of sentence-transformers. Weights are random, but for the late-interaction
+model, which is made of MiniLM.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+_COLBERT_WIDTH = 48
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 _SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 _BERT = {**_SIZE, "num_attention_heads": 2, "vocab_size": 30522, "max_position_embeddings": 128}
@@ -47,8 +48,8 @@ def save(folder: Path, tokenizer: Path, model: Any, pooling: str = "", **transfo
         _write(folder / "config_sentence_transformers.json", prompts)
 
 
-def main(folder: Path, minilm: Path) -> None:
-    """Save them all."""
+def save_all(folder: Path, minilm: Path) -> None:
+    """Save them all, into a folder each; `minilm` is MiniLM's own."""
     torch.manual_seed(0)
     bert = transformers.BertConfig(**_BERT)
     qwen = transformers.Qwen3Config(
@@ -74,12 +75,23 @@ def main(folder: Path, minilm: Path) -> None:
     # vLLM wants the head's tied weights in the file too, as published models have them.
     weights = {name: weight.clone() for name, weight in masked.state_dict().items()}
     save_file(weights, folder / "splade" / "model.safetensors", {"format": "pt"})
+    _save_colbert(folder / "colbert", minilm)
+
+
+def _save_colbert(folder: Path, minilm: Path) -> None:
+    """MiniLM's token states through a linear layer, in the layout of published checkpoints.
+
+    As in colbert-ir/colbertv2.0, only the weights tell the width.
+    """
+    bert = transformers.AutoModel.from_pretrained(minilm, dtype=torch.float32)
+    save(folder, minilm, bert)
+    _write(folder / "config.json", {**bert.config.to_dict(), "architectures": ["HF_ColBERT"]})
+    hidden = bert.config.hidden_size
+    weights = {f"bert.{name}": weight for name, weight in bert.state_dict().items()}
+    weights["linear.weight"] = torch.randn(_COLBERT_WIDTH, hidden) / _COLBERT_WIDTH**0.5
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def _write(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

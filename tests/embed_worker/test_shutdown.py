@@ -134,4 +134,4 @@ async def test_a_stream_that_stays_open_holds_nothing_up(start: Launcher) -> Non
     error = await fails(call.read())
     assert (type(error), error.reason) == (Unavailable, "SHUTTING_DOWN")
     assert await worker.ended() == 0
-    assert "did not finish" not in worker.output
+    assert "finish" not in worker.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from tests.embed_worker import vllm
 from tests.embed_worker.launch import Launcher, Worker, fails, rows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+Expected = Callable[..., Awaitable[list[list[float]]]]
 
 WIDTH, LIMIT = 64, 128
 # Every input over 48 tokens is split over several steps, and blocks of 32 are cached.
@@ -31,11 +34,16 @@ def sequence(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(2000, 3000, length).tolist()
 
 
-async def check(worker: Worker, folder: Path, *sequences: list[int]) -> None:
+@pytest.fixture(scope="module")
+async def expected(small_models: Path, reference: vllm.Reference) -> Expected:
+    """Plain transformers' vectors of token ids."""
+    return lambda *sequences: reference("pooled", small_models / "decoder", sequences, "last")
+
+
+async def check(worker: Worker, expected: Expected, *sequences: list[int]) -> None:
     """The vectors are those of plain transformers' last token."""
     got = rows(await worker.embedding.Embed(worker.ids(*sequences), timeout=10))
-    (expected,) = await vllm.reference(("pooled", folder / "decoder", sequences, "last"))
-    assert vllm.cosines(got, expected).min() > 0.9999
+    assert vllm.cosines(got, await expected(*sequences)).min() > 0.9999
 
 
 async def test_the_start_up_says_how_it_pools(worker: Worker) -> None:
@@ -47,17 +55,17 @@ async def test_the_start_up_says_how_it_pools(worker: Worker) -> None:
     assert list(model.prompt_names) == ["document", "query"]
 
 
-async def test_every_length_around_chunks_and_the_limit(worker: Worker, small_models: Path) -> None:
+async def test_every_length_around_chunks_and_the_limit(worker: Worker, expected: Expected) -> None:
     """Inputs split over steps are as the unsplit ones, up to exactly the limit."""
     lengths = (1, 2, 31, 32, 33, 47, 48, 49, 96, 97, LIMIT - 1, LIMIT)
-    await check(worker, small_models, *(sequence(length, length) for length in lengths))
+    await check(worker, expected, *(sequence(length, length) for length in lengths))
     over = worker.ids(sequence(5), sequence(LIMIT + 1))
     error = await fails(worker.embedding.Embed(over, timeout=10))
     assert (type(error), error.field) == (InvalidArgument, "tokens.sequences[1]")
     assert (await worker.embed("after", timeout=10)).shape == (1, WIDTH)
 
 
-async def test_repeats_and_shared_prefixes(worker: Worker, small_models: Path) -> None:
+async def test_repeats_and_shared_prefixes(worker: Worker, expected: Expected) -> None:
     """What the prefix cache gives is what was computed."""
     long = sequence(120, 7)
     first, *repeats = [
@@ -66,21 +74,21 @@ async def test_repeats_and_shared_prefixes(worker: Worker, small_models: Path) -
     for repeat in repeats:
         assert vllm.cosines(repeat, first).min() > 0.99999
     shared = [long[:96] + sequence(20, seed) for seed in (8, 9)]
-    await check(worker, small_models, long, *shared, long[:100])
+    await check(worker, expected, long, *shared, long[:100])
 
 
 @pytest.mark.parametrize("given", [-1, 16])
-async def test_short_beside_truncated(worker: Worker, small_models: Path, given: int) -> None:
+async def test_short_beside_truncated(worker: Worker, expected: Expected, given: int) -> None:
     """Both answer in time, and the cut text ends with its special token."""
     size = LIMIT if given == -1 else given
     request = worker.request("hi", "word " * 178, truncate_prompt_tokens=given)
     answer = await worker.embedding.Embed(request, timeout=10)
     kept = [[101, 7632, 102], [101, *[2773] * (size - 2), 102]]
-    (expected,) = await vllm.reference(("pooled", small_models / "decoder", kept, "last"))
-    assert vllm.cosines(rows(answer), expected).min() > 0.9999
+    wanted = await expected(*kept)
+    assert vllm.cosines(rows(answer), wanted).min() > 0.9999
     by_ids = worker.ids([101, *[2773] * 178, 102], truncate_prompt_tokens=given)
     cut = rows(await worker.embedding.Embed(by_ids, timeout=10))
-    assert vllm.cosines(cut, expected[1:]).min() > 0.9999
+    assert vllm.cosines(cut, wanted[1:]).min() > 0.9999
 
 
 async def test_every_value_of_dimensions(worker: Worker) -> None:

@@ -42,12 +42,11 @@ async def limit(worker: Worker) -> int:
 
 
 @pytest.fixture(scope="module")
-async def expected() -> Any:
+async def expected(reference: vllm.Reference) -> Any:
     """Ids, mean-pooled vectors and token vectors of the texts."""
-    (ids,) = await vllm.reference(("tokens", vllm.minilm(), TEXTS))
-    return ids, *await vllm.reference(
-        ("pooled", vllm.minilm(), ids, "mean"), ("token_vectors", vllm.minilm(), ids)
-    )
+    ids = await reference("tokens", vllm.minilm(), TEXTS)
+    vectors = await reference("pooled", vllm.minilm(), ids, "mean")
+    return ids, vectors, await reference("token_vectors", vllm.minilm(), ids)
 
 
 async def test_texts_and_their_ids(worker: Worker, expected: Any) -> None:
@@ -74,10 +73,12 @@ async def test_alone_together_and_under_load(worker: Worker, expected: Any) -> N
         assert vllm.cosines(got, vectors[i % 8 :]).min() > 0.9999
 
 
-async def test_ids_without_special_tokens(worker: Worker, expected: Any) -> None:
+async def test_ids_without_special_tokens(
+    worker: Worker, expected: Any, reference: vllm.Reference
+) -> None:
     """Ids are used as given: without special tokens the vector is another one."""
     ids = [own[1:-1] for own in expected[0]]
-    (bare,) = await vllm.reference(("pooled", vllm.minilm(), ids, "mean"))
+    bare = await reference("pooled", vllm.minilm(), ids, "mean")
     by_ids = rows(await worker.embedding.Embed(worker.ids(*ids)))
     by_text = await worker.embed(*TEXTS, add_special_tokens=False)
     assert vllm.cosines(by_ids, bare).min() > 0.9999
@@ -95,14 +96,16 @@ async def test_lengths_around_the_limit(worker: Worker, limit: int) -> None:
 
 
 @pytest.mark.parametrize("given", [-1, 16])
-async def test_truncation(worker: Worker, limit: int, given: int) -> None:
+async def test_truncation(
+    worker: Worker, limit: int, given: int, reference: vllm.Reference
+) -> None:
     """A short text beside one that is cut: the final special token stays."""
     size = limit if given == -1 else given
     request = worker.request("hi", "word " * 600, truncate_prompt_tokens=given)
     answer = await worker.embedding.Embed(request, timeout=10)
     kept = [[101, 7632, 102], [101, *[2773] * (size - 2), 102]]
     assert answer.usage.prompt_tokens == 3 + size
-    (vectors,) = await vllm.reference(("pooled", vllm.minilm(), kept, "mean"))
+    vectors = await reference("pooled", vllm.minilm(), kept, "mean")
     assert vllm.cosines(rows(answer), vectors).min() > 0.9999
 
 

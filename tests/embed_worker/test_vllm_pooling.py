@@ -23,13 +23,16 @@ DOCUMENTS = ["on the sofa", "stocks fell today", "cats sleep anywhere they like"
 TEXTS = ["hello world", "a", "one two three"]
 
 
-async def test_cross_encoder(start: Launcher, small_models: Path) -> None:
+async def test_cross_encoder(
+    start: Launcher, small_models: Path, reference: vllm.Reference
+) -> None:
     """Scores and ranking are transformers' on the pairs, whole and cut."""
     folder = small_models / "scorer"
     worker = await vllm.start(start, folder)
     assert list((await worker.itself()).model.tasks) == [model_pb2.TASK_SCORE]
     pairs = [[QUERY, document] for document in DOCUMENTS]
-    whole, cut = await vllm.reference(("scores", folder, pairs), ("cut_scores", folder, pairs, 16))
+    whole = await reference("scores", folder, pairs)
+    cut = await reference("cut_scores", folder, pairs, 16)
     fields = {"model": "small", "query": QUERY, "documents": DOCUMENTS}
     answer = await worker.pooling.Score(pooling_pb2.ScoreRequest(**fields))
     np.testing.assert_allclose(answer.scores, whole, atol=1e-4)
@@ -44,12 +47,12 @@ async def test_cross_encoder(start: Launcher, small_models: Path) -> None:
     assert type(error) is FailedPrecondition
 
 
-async def test_classifier(start: Launcher, small_models: Path) -> None:
+async def test_classifier(start: Launcher, small_models: Path, reference: vllm.Reference) -> None:
     """Probabilities of all classes, and the name of the likeliest."""
     folder = small_models / "classifier"
     worker = await vllm.start(start, folder)
     assert list((await worker.itself()).model.tasks) == [model_pb2.TASK_CLASSIFY]
-    (expected,) = await vllm.reference(("classes", folder, [[text] for text in TEXTS]))
+    expected = await reference("classes", folder, [[text] for text in TEXTS])
     request = pooling_pb2.ClassifyRequest(model="small", texts={"texts": TEXTS})
     answer = await worker.pooling.Classify(request)
     got = [list(item.probs) for item in answer.classifications]
@@ -60,14 +63,14 @@ async def test_classifier(start: Launcher, small_models: Path) -> None:
     assert [item.label for item in answer.classifications] == likeliest
 
 
-async def test_splade(start: Launcher, small_models: Path) -> None:
+async def test_splade(start: Launcher, small_models: Path, reference: vllm.Reference) -> None:
     """Weights of terms, for the same terms as transformers."""
     folder = small_models / "splade"
     override = '{"architectures": ["BertSpladeSparseEmbeddingModel"]}'
     worker = await vllm.start(start, folder, "--hf-overrides", override)
     assert list((await worker.itself()).model.tasks) == [model_pb2.TASK_SPARSE_EMBED]
-    (ids,) = await vllm.reference(("tokens", folder, TEXTS))
-    (expected,) = await vllm.reference(("sparse", folder, ids))
+    ids = await reference("tokens", folder, TEXTS)
+    expected = await reference("sparse", folder, ids)
     request = pooling_pb2.SparseEmbedRequest(model="small", texts={"texts": TEXTS})
     answer = await worker.pooling.SparseEmbed(request)
     for embedding, weights in zip(answer.embeddings, expected, strict=True):
@@ -91,13 +94,15 @@ async def dies(worker: Worker, number: int) -> None:
     assert await worker.ended() == 1
 
 
-async def test_cls_pooling_lower_case_and_kill(start: Launcher, small_models: Path) -> None:
+async def test_cls_pooling_lower_case_and_kill(
+    start: Launcher, small_models: Path, reference: vllm.Reference
+) -> None:
     """The folder's own pooling and lower-casing are used; then its engine is killed."""
     folder = small_models / "cls"
     worker = await vllm.start(start, folder)
     assert "no sentence-transformers pooling config" not in worker.output
-    (ids,) = await vllm.reference(("tokens", folder, TEXTS))
-    (expected,) = await vllm.reference(("pooled", folder, ids, "cls"))
+    ids = await reference("tokens", folder, TEXTS)
+    expected = await reference("pooled", folder, ids, "cls")
     assert vllm.cosines(await worker.embed(*TEXTS), expected).min() > 0.9999
     np.testing.assert_allclose(await worker.embed("HELLO"), await worker.embed("hello"), atol=1e-5)
     await dies(worker, signal.SIGKILL)

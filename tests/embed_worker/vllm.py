@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tensorway.commands import demo
 from tests.embed_worker.launch import Launcher, Worker
 
 ENVIRON = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+_ANSWER_BYTES = 1 << 26
 FLAGS = ("--runner", "pooling", "--enforce-eager", "--dtype", "float32")
 
 
@@ -36,15 +39,38 @@ async def start(launcher: Launcher, folder: Path, *flags: str) -> Worker:
     return worker
 
 
-async def reference(*calls: tuple[Any, ...]) -> Any:
-    """Results of functions of reference.py, each with a folder and arguments."""
-    given = [[name, str(folder), *arguments] for name, folder, *arguments in calls]
-    return json.loads(await _run("tests.embed_worker.reference", given=json.dumps(given)))
+class Reference:
+    """Plain transformers, loaded once: ``await reference("pooled", folder, ids, "mean")``."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def __call__(self, name: str, *arguments: Any) -> Any:
+        """What a function of reference.py returns for arguments that JSON has."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, *arguments], default=str).encode() + b"\n")
+        answer = await self._process.stdout.readline()
+        assert answer, f"{name} failed, see above"
+        return json.loads(answer)
 
 
-async def save_small_models(folder: Path) -> None:
-    """Write the models of small_models.py."""
-    await _run("tests.embed_worker.small_models", str(folder), str(minilm()))
+@asynccontextmanager
+async def referring() -> AsyncIterator[Reference]:
+    """The process of :class:`Reference`, which starts while others do."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.embed_worker.reference"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **ENVIRON},
+        limit=_ANSWER_BYTES,
+    )
+    try:
+        yield Reference(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
 
 
 def cosines(got: ArrayLike, expected: ArrayLike) -> NDArray[np.float64]:
@@ -53,15 +79,3 @@ def cosines(got: ArrayLike, expected: ArrayLike) -> NDArray[np.float64]:
     assert a.shape == b.shape
     norms: NDArray[np.float64] = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     return (a * b).sum(-1) / norms
-
-
-async def _run(module: str, *arguments: str, given: str = "") -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **ENVIRON},
-    )
-    output, _ = await process.communicate(given.encode())
-    assert process.returncode == 0
-    return output
