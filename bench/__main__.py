@@ -99,6 +99,7 @@ def write(rows: Sequence[report.Row], out: Path) -> None:
     table = report.markdown(rows, ours)
     (out / "table.md").write_text(table + "\n")
     plots.draw(rows, out)
+    plots.opened(rows, out)
     plots.against(rows, ours, out)
     click.echo(table)
 

@@ -31,6 +31,8 @@ class Job(msgspec.Struct, frozen=True):
     seconds: float
     rate: float = 0.0
     """Requests a second, whatever becomes of them (open loop); 0 is a closed loop."""
+    delay: float = 0.0
+    """Seconds until an open loop's first request, so that generators take turns."""
     seed: int = 0
     words: int = 18
     """Words in each text."""
@@ -47,6 +49,8 @@ class Outcome(msgspec.Struct):
     """Monotonic seconds of the first request's start."""
     ended: float = 0.0
     """Monotonic seconds of the last answer."""
+    late: float = 0.0
+    """Most milliseconds that a request of an open loop was sent after it was due."""
     failures: int = 0
     width: int = 0
     vectors: bytes = b""

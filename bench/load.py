@@ -63,9 +63,10 @@ class _Load:
         self.outcome.began = began = time.monotonic()
         async with asyncio.TaskGroup() as asking:
             for number in range(round(self._job.rate * self._job.seconds)):
-                due = began + number / self._job.rate
+                due = began + self._job.delay + number / self._job.rate
                 await asyncio.sleep(due - time.monotonic())
                 asking.create_task(self._ask(due))
+                self.outcome.late = max(self.outcome.late, (time.monotonic() - due) * 1e3)
 
     async def _ask(self, due: float) -> None:
         try:

@@ -99,7 +99,11 @@ class Bench:
         for index, generator in enumerate(used):
             callers = len(range(index, cell.callers, len(used)))
             rate, seed = cell.rate / len(used), 1000 * (job.seed + 1) + 100 * index
-            generator.give(msgspec.structs.replace(job, callers=callers, rate=rate, seed=seed))
+            # Generators take turns, or requests would come in twos.
+            delay = index / cell.rate if cell.rate else 0.0
+            generator.give(
+                msgspec.structs.replace(job, callers=callers, rate=rate, delay=delay, seed=seed)
+            )
         return [generator.outcome() for generator in used]
 
 
@@ -123,5 +127,7 @@ def _turn(
         peak=peak_mib(charged),
         cosine=cosine,
     )
-    print(f"  {len(latencies)} requests in {turn.seconds:.1f} s", file=sys.stderr)
+    late = max(outcome.late for outcome in outcomes)
+    told = f", sent at most {late:.1f} ms late" if late else ""
+    print(f"  {len(latencies)} requests in {turn.seconds:.1f} s{told}", file=sys.stderr)
     return turn

@@ -39,6 +39,26 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     return made
 
 
+def opened(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """One PNG for each batch size of an open loop: p50 (dashed) and p99 over the rate."""
+    made = []
+    for batch in sorted({row.cell.batch for row in rows if row.cell.rate}):
+        own = [row for row in rows if row.cell.rate and row.cell.batch == batch]
+        figure, axes = plt.subplots(figsize=_SIZE)
+        for subject in dict.fromkeys(row.subject for row in own):
+            points = sorted((r for r in own if r.subject == subject), key=lambda r: r.cell.rate)
+            rates = [row.cell.rate for row in points]
+            (line,) = axes.plot(rates, [row.p99 for row in points], marker="o", label=subject)
+            low = [row.p50 for row in points]
+            axes.plot(rates, low, marker=".", linestyle="--", color=line.get_color())
+        axes.set_yscale("log")
+        axes.set_xlabel("requests/s that come")
+        axes.set_ylabel("ms since due, p99 and p50 (dashed)")
+        axes.set_title(f"batch {batch}, open loop")
+        made.append(_save(figure, axes, folder / f"open-{batch}.png"))
+    return made
+
+
 def against(rows: Sequence[Row], ours: str, folder: Path) -> Path:
     """One PNG of how many times the prompts/s of each peer ours has, cell by cell."""
     cells = list(dict.fromkeys(row.cell for row in rows if not row.cell.rate))

@@ -57,6 +57,15 @@ async def test_open_loop_counts_the_wait_of_all_that_were_due() -> None:
     assert len(waited) >= 12
 
 
+async def test_generators_of_an_open_loop_take_turns() -> None:
+    """A generator that is told to wait sends its first request so much later."""
+    async with server() as target:
+        job = Job(target, batch=1, callers=1, seconds=0.1, rate=20, delay=0.3)
+        outcome = await load.run(job)
+    assert len(outcome.latencies) == 2
+    assert outcome.ended - outcome.began >= 0.3
+
+
 async def test_closed_loop_keeps_as_many_in_flight_as_there_are_callers() -> None:
     """A stall delays each caller once, whatever would have come in the meantime."""
     async with server(stalls_at=10) as target:
