@@ -55,6 +55,7 @@ class EmbeddingService:
         """Find the workers, let the request in, have it answered; a big one by several."""
         self._check_count(len(envelope.inputs(request)), request)
         name, work = request.model, envelope.work(request, len(data))
+        await self._front.settled(name, left)
         with self._front.route(name, model_pb2.TASK_EMBED, work, context, left) as route:
             if (model := route.pool.model) != name:
                 request.model, data = model, envelope.renamed(data, model)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,11 +59,12 @@ class Route:
 
 @dataclass(frozen=True)
 class Front:
-    """What the router's services share."""
+    """What the router's services share; `settles` is when workers have had time to come."""
 
     names: Names
     admission: Admission
     fleet: Fleet
+    settles: float = 0.0
     recents: Recents = field(default_factory=partial(Recents, Recent))
 
     @contextmanager
@@ -89,6 +91,19 @@ class Front:
             finally:
                 pool.counts.in_flight -= 1
                 self.admission.give(pool.model, who, work)
+
+    async def settled(self, model: str, seconds: float) -> None:
+        """Wait for a name that nobody has yet, while the router is so young that it may come.
+
+        Workers of a router that was restarted register within a second or two.
+        """
+        if self.names.knows(model):
+            return
+        end = min(seconds, self.settles - time.monotonic())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(end):
+                while not self.names.knows(model):
+                    await self.fleet.changed.wait()
 
     async def room(self, model: str, work: float, context: Context, seconds: float) -> None:
         """Wait until a request of so many tokens would be let in, at most so many seconds."""

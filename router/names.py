@@ -45,6 +45,10 @@ class Names:
         owners = (model.name for model in self._fleet.models.values() if name in model.aliases)
         return next(owners, name)
 
+    def knows(self, name: str) -> bool:
+        """Whether the name stands for a model that was ever registered."""
+        return self.model(name) in self._fleet.pools
+
     def models(self, name: str) -> list[str]:
         """The registered models that a name may stand for, the likeliest first."""
         if (targets := self._aliases.get(name)) is None:

@@ -44,6 +44,11 @@ class RouterOptions:
     lease: float = flag(
         5.0, help="Seconds without a load report after which a worker is out.", type=LEASE
     )
+    settle: float = flag(
+        3.0,
+        help="Seconds after the start in which a call for an unknown model waits for it.",
+        type=SECONDS,
+    )
     direct: bool = flag(True, help="Tell clients the workers' addresses, for direct mode.")
     split_inputs: int = flag(
         64, help="Inputs from which on a batch is spread over workers; 0: never.", type=COUNT

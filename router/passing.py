@@ -37,7 +37,9 @@ def passing(
         method: str, task: model_pb2.Task.ValueType, data: bytes, context: Context
     ) -> bytes:
         name, work = envelope.read_named(data).model, envelope.tokens(1, len(data))
-        with front.route(name, task, work, context, seconds_left(context, timeout)) as route:
+        left = seconds_left(context, timeout)
+        await front.settled(name, left)
+        with front.route(name, task, work, context, left) as route:
             if (model := route.pool.model) != name:
                 data = envelope.renamed(data, model)
             response = await dispatch.dispatch(route.pool, data, work, partial(route.unary, method))

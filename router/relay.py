@@ -46,6 +46,7 @@ class EncoderService:
     async def _relay(self, method: str, data: bytes, context: Context) -> None:
         name, work = envelope.read_named(data).model, envelope.tokens(1, len(data))
         left = seconds_left(context, self._timeout)
+        await self._front.settled(name, left)
         with self._front.route(name, model_pb2.TASK_ENCODE, work, context, left) as route:
             if route.pool.model != name:
                 data = envelope.renamed(data, route.pool.model)
@@ -67,6 +68,7 @@ class GeneratorService:
             raise InvalidArgument("start: the stream ended before the request", field="start")
         name, work = envelope.read_first(data).start.model, envelope.tokens(1, len(data))
         left = seconds_left(context, self._timeout)
+        await self._front.settled(name, left)
         with self._front.route(name, model_pb2.TASK_GENERATE, work, context, left) as route:
             if (model := route.pool.model) != name:
                 start = envelope.First(start=envelope.Named(model=model))

@@ -14,6 +14,7 @@ from tensorway import wire
 from tensorway._client_calls import Calls
 from tensorway._client_requests import DType, EmbedOptions, Inputs, Vectors, build, to_array
 from tensorway.errors import TensorwayError, from_rpc_error, from_status
+from tensorway.retry import is_reset
 from tensorway.v1 import embedding_pb2
 
 # Calls that may break one after the other without a single answer between them.
@@ -114,7 +115,7 @@ class Bulk:
 def _is_lost(error: grpc.aio.AioRpcError) -> bool:
     # A write that meets the end of its call hides the status that the call ended with.
     hidden = error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_FAILED
-    return hidden or error.code() is grpc.StatusCode.UNAVAILABLE
+    return hidden or is_reset(error) or error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def _each(batches: AsyncIterable[Inputs] | Iterable[Inputs]) -> AsyncIterator[Inputs]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from tensorway import envelope, wire
 from tensorway.channels import REQUEST_ID, Dialer, Metadata
 from tensorway.errors import from_rpc_error
 from tensorway.options import MIB
+from tensorway.retry import is_reset
 from tensorway.v1 import embedding_pb2, model_pb2, model_pb2_grpc
 
 _SERVICE = "/tensorway.v1.EmbeddingService"
@@ -35,6 +37,8 @@ _RETRY_POLICY = {
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
+# Servers that may stop one after the other under one call.
+_RESETS = 3
 _SERVICE_CONFIG = json.dumps({"methodConfig": [{"name": _RETRIED, "retryPolicy": _RETRY_POLICY}]})
 
 
@@ -61,6 +65,15 @@ def translated() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from None
+
+
+@contextmanager
+def _passed_over() -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if not is_reset(error):
+            raise
 
 
 class Calls:
@@ -95,9 +108,14 @@ class Calls:
         return self.models.WatchWorkers(request, metadata=self.metadata())
 
     async def unary(self, method: Any, request: Any, timeout: float) -> Any:
-        """One unary call."""
+        """One unary call; one that a server reset as it stopped goes to the next server."""
+        deadline, metadata = time.monotonic() + timeout, self.metadata()
         with translated():
-            return await method(request, timeout=timeout, metadata=self.metadata())
+            for _ in range(_RESETS):
+                with _passed_over():
+                    left = deadline - time.monotonic()
+                    return await method(request, timeout=left, metadata=metadata)
+            return await method(request, timeout=deadline - time.monotonic(), metadata=metadata)
 
     def metadata(self) -> Metadata:
         """Trace context, request id and token of the next call."""

@@ -16,7 +16,6 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
     nullcontext,
-    suppress,
 )
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +34,7 @@ LOG = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_QUIET_SECONDS, _CLOSE_SECONDS = 0.1, 1.0
+_CLOSE_SECONDS = 1.0
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -69,10 +68,11 @@ class Calls:
         self._tokens = tokens
         self._default_timeout = default_timeout
         self._max_message_bytes = max_message_bytes
-        self._tasks: dict[asyncio.Task[Any], bool] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # Until the answer is written, which is after all that happens around the call.
+        self._open: dict[asyncio.Task[Any], tuple[Context, bool]] = {}
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._expired = False
-        self._arrived = 0
 
     def handler(self, service: Service) -> grpc.GenericRpcHandler[Any, Any]:
         """The gRPC handler of a service, with these rules around each method."""
@@ -84,29 +84,26 @@ class Calls:
         if not self._closed.done():
             self._closed.set_result(None)
 
-    async def quiet(self) -> None:
-        """Return once no new call came for a moment; bounded.
-
-        Calls that gRPC has not handed over when it stops end with CANCELLED, which nobody
-        tries elsewhere, while callers that hear UNAVAILABLE leave. Who has just had the
-        last answer may ask once more, so this comes after :meth:`finish`.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                seen = -1
-                while seen != self._arrived:
-                    seen = self._arrived
-                    await asyncio.sleep(_QUIET_SECONDS)
-
-    async def finish(self, grace: float) -> None:
-        """Wait for calls in flight, but not longer than `grace` seconds."""
+    async def finish(self, seconds: float) -> bool:
+        """Wait until calls in flight are answered, at most so long; whether they are."""
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(seconds):
                 # Calls that were accepted at the last moment come while others are waited for.
-                while finite := [task for task, lasting in self._tasks.items() if not lasting]:
+                while finite := [task for task, (_, lasting) in self._open.items() if not lasting]:
                     await asyncio.wait(finite)
         except TimeoutError:
-            LOG.warning("%d calls did not finish within %g s", len(finite), grace)
+            return False
+        return True
+
+    async def written(self) -> None:
+        """Wait until the answers of ended calls are written; bounded."""
+        if self._open:
+            await asyncio.wait(set(self._open), timeout=_CLOSE_SECONDS)
+
+    def busy(self) -> set[int]:
+        """The clients' ports, on whatever machine, that wait for an answer."""
+        ports = [context.peer().rpartition(":")[2] for context, _ in self._open.values()]
+        return {int(port) for port in ports if port.isdigit()}
 
     def end(self) -> None:
         """End every call that is left, and every one that still comes, with UNAVAILABLE."""
@@ -163,7 +160,9 @@ class Calls:
         error: errors.TensorwayError | None = None
         task = asyncio.current_task()
         assert task is not None
-        self._tasks[task] = rules.lasting or self._closed.done()
+        self._tasks.add(task)
+        self._open[task] = context, rules.lasting or self._closed.done()
+        task.add_done_callback(self._open.pop)
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or secrets.token_hex(16))
         with telemetry.server_span(rules.name, headers) as span:
@@ -181,7 +180,7 @@ class Calls:
                 if isinstance(raised, _CALLER_LEFT) and not self._expired:
                     raise asyncio.CancelledError from raised
             finally:
-                del self._tasks[task]
+                self._tasks.discard(task)
                 telemetry.end_rpc(span, rules.name, code)
                 metrics.count_rpc(rules.name, code, time.perf_counter() - started)
         # After it was counted: who has the answer may look at the counters next.
@@ -189,7 +188,6 @@ class Calls:
             await errors.abort(context, error)
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
-        self._arrived += not rules.open
         if self._expired or (self._closed.done() and not rules.open):
             raise errors.Unavailable(SHUTTING_DOWN, reason="SHUTTING_DOWN")
         if self._tokens and not rules.open:

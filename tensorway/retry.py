@@ -61,7 +61,7 @@ def failure(error: CallError) -> Failure | None:
     """How the worker was unavailable; None when it was not."""
     if isinstance(error, WorkerLost):
         return Failure.LOST
-    if _is_reset(error):
+    if is_reset(error):
         return Failure.DECLINED
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return None
@@ -73,9 +73,12 @@ def failure(error: CallError) -> Failure | None:
     return Failure.UNREACHED if unsent else Failure.LOST
 
 
-def _is_reset(error: grpc.aio.AioRpcError) -> bool:
-    # What a server has not handed to a handler when it stops, gRPC resets. We see CANCELLED,
-    # with gRPC's own text, though neither we nor the caller cancelled.
+def is_reset(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a server that stops reset the call before it looked at it.
+
+    What it has not handed to a handler, gRPC resets. We see CANCELLED, with gRPC's own
+    text, though nobody cancelled.
+    """
     bare = not error.trailing_metadata() and error.details() == "CANCELLED"
     return bare and error.code() is grpc.StatusCode.CANCELLED
 
@@ -92,7 +95,7 @@ def told(error: CallError) -> TensorwayError:
     """What the caller is told when the error is the end of it."""
     if isinstance(error, WorkerLost):
         return Unavailable("the worker was lost while it had the request")
-    if _is_reset(error):
+    if is_reset(error):
         return Unavailable("the worker stopped before it answered", reason="SHUTTING_DOWN")
     return from_rpc_error(error)
 

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,6 +18,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from tensorway import connections
 from tensorway.channels import server_arguments
 from tensorway.credentials import is_loopback, read_tokens, server_credentials
 from tensorway.flags import BadFlag
@@ -30,15 +32,17 @@ T = TypeVar("T")
 # The server only closes its sockets once the last handler returned, which takes
 # a moment after the grace period is over.
 _CLOSE_SECONDS = 5.0
+_LOOK_SECONDS, _SOON_SECONDS = 0.02, 0.5
 
 
 class Server:
     """A gRPC server as a context manager; leaving it drains.
 
     It answers health checks with NOT_SERVING until :meth:`set_serving`. Leaving goes in
-    one order: NOT_SERVING, refuse new calls, let others finish for ``options.grace``
-    seconds, end the rest with UNAVAILABLE, close. Being cancelled ends the grace. With
-    `reuse_port` several processes may share the port, and the system shares connections out.
+    one order: NOT_SERVING, refuse new connections and calls, let others finish for
+    ``options.grace`` seconds, end the rest with UNAVAILABLE, close. Being cancelled ends
+    the grace. With `reuse_port` several processes may share the port, and the system shares
+    connections out.
     """
 
     def __init__(
@@ -79,16 +83,31 @@ class Server:
         try:
             await self._health.enter_graceful_shutdown()
             self._calls.close()
-            await self._calls.finish(grace)
-            await self._calls.quiet()
+            connections.refuse(self.port)
+            await self._drain(grace)
         finally:
             self._calls.end()
+            await self._calls.written()
+            connections.end(self.port)
             await self._server.stop(_CLOSE_SECONDS)
 
     async def set_serving(self, serving: bool = True) -> None:
         """Tell health checks whether calls are answered."""
         states = health_pb2.HealthCheckResponse
         await self._set_health(states.SERVING if serving else states.NOT_SERVING)
+
+    async def _drain(self, grace: float) -> None:
+        """Let calls finish; a client goes elsewhere once its connection has none."""
+        started, left, told = time.monotonic(), grace, None
+        while not await self._calls.finish(min(left, _LOOK_SECONDS)):
+            connections.end(self.port, self._calls.busy())
+            left = started + grace - time.monotonic()
+            if left <= 0:
+                LOG.warning("not all calls finished within %g s", grace)
+                return
+            if told is None and grace - left > _SOON_SECONDS:
+                # Who waits longer than that is told to send new calls elsewhere.
+                told = asyncio.create_task(self._server.stop(left + _CLOSE_SECONDS))
 
     def _bind(self) -> int:
         options = self._options

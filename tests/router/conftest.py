@@ -113,7 +113,7 @@ async def routing(
     """A router with these options, which may follow another one."""
     dialer = Dialer(DialOptions())
     async with AsyncExitStack() as stack:
-        router = RouterOptions(**options)
+        router = RouterOptions(**{"settle": 0.0, **options})
         fleet = await stack.enter_async_context(Fleet(router.rules(), dialer))
         shared = front(router, config or Config(), fleet)
         registered = relayed_registry(leader, fleet) if leader else registry(router, fleet)
