@@ -59,7 +59,7 @@ def parts(folder: Path, real_workers: Sequence[int]) -> dict[str, Part]:
     long = Plan(str(long_model(folder)), (*_CPU, "--load-format", "dummy"))
     real = {str(n): Plan(plan.model, _CPU, workers=n) for n in real_workers}
     fake = {str(n): Plan("m", (), _WAITS, workers=n) for n in (1, 2, 3, 4)}
-    full = [Cell(256, 4, words=18)]
+    full = [Cell(64, 4, words=18)]
     tokens = Curve(
         "length", "length of a text, one a request", "tokens of a text", "tokens/s",
         lambda point: point.row.prompts_per_second * point.x,
@@ -78,7 +78,7 @@ def parts(folder: Path, real_workers: Sequence[int]) -> dict[str, Part]:
             lambda _, cell: cell.words + SPECIAL_TOKENS,
         ),
         "workers": Part(
-            Curve("workers", "workers, a core each, 256 texts, 4 clients", "workers"),
+            Curve("workers", "workers, a core each, 64 texts, 4 clients", "workers"),
             real, full, lambda name, _: int(name),
         ),
         "waiting": Part(
