@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from bench.report import Row
 
-_SIZE, _DPI = (11, 8), 120
+_SIZE, _DPI = (13, 8), 110
 # Twice the work that gives less than this many times the speed: here a curve bends.
 BEND = 1.25
 

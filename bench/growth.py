@@ -78,11 +78,11 @@ def parts(folder: Path, real_workers: Sequence[int]) -> dict[str, Part]:
             lambda _, cell: cell.words + SPECIAL_TOKENS,
         ),
         "workers": Part(
-            Curve("workers", "workers, a core each, 64 texts, 4 clients", "workers"),
+            Curve("workers", "workers, a core each", "workers"),
             real, full, lambda name, _: int(name),
         ),
         "waiting": Part(
-            Curve("waiting", "workers whose engine waits, 256 texts, 4 clients", "workers"),
+            Curve("waiting", "workers whose engine waits", "workers"),
             fake, [Cell(256, 4, words=8)], lambda name, _: int(name),
         ),
     }  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import secrets
+import shlex
 import sys
 import tempfile
 import time
@@ -104,14 +105,15 @@ class Client:
 @click.option("--requests", "count", default=30, show_default=True, help="Of each batch size.")
 @click.option("--words", default=18, show_default=True, help="In each text.")
 @click.option("--model", default="", help="Folder of the model; all-MiniLM-L6-v2 if not given.")
-@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--flags", default="--dtype bfloat16 --enforce-eager", show_default=True,
+              help="Of vLLM.")  # fmt: skip
 @click.option("--ours", multiple=True, help="One more flag of our worker; repeat for more.")
 def main(
-    batches: list[float], count: int, words: int, model: str, dtype: str, ours: tuple[str, ...]
+    batches: list[float], count: int, words: int, model: str, flags: str, ours: tuple[str, ...]
 ) -> None:
     """Print where a request's time goes; fails when the stages do not add up to it."""
     leave_on_sigterm()
-    plan = Plan(model or minilm(), ("--dtype", dtype, "--enforce-eager"), ours)
+    plan = Plan(model or minilm(), tuple(shlex.split(flags)), ours)
     with tempfile.TemporaryDirectory() as logs:
         found = measure(plan, [int(batch) for batch in batches], count, words, Path(logs))
     click.echo(table(found))
