@@ -183,9 +183,16 @@ class Calls:
                 self._tasks.discard(task)
                 telemetry.end_rpc(span, rules.name, code)
                 metrics.count_rpc(rules.name, code, time.perf_counter() - started)
+        if error is None:
+            return
+        ended, error = errors.abort(context, error), None
         # After it was counted: who has the answer may look at the counters next.
-        if error is not None:
-            await errors.abort(context, error)
+        try:
+            await ended
+        except grpc.aio.AbortError as aborted:
+            # gRPC keeps it, and raises it again by itself. What it knows of the error and of us
+            # would keep the request in memory until garbage is collected.
+            aborted.__context__ = aborted.__traceback__ = None
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
         if self._expired or (self._closed.done() and not rules.open):
