@@ -35,6 +35,8 @@ LOG = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _CLOSE_SECONDS = 1.0
+# For so long after the signal a stream is read on: its caller may have sent more before it.
+_LAST_SECONDS = 1.0
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -54,7 +56,7 @@ class Service:
     """Methods whose calls only end when somebody leaves; shutdown does not wait for them."""
     endless: frozenset[str] = frozenset()
     """Methods that take requests for as long as a caller likes, each answered by itself;
-    shutdown takes no more of them, and ends the call once those it took are answered."""
+    shutdown soon takes no more of them, and ends the call once what it took is answered."""
     open: bool = False
     """Whether calls need no token (health checks of an orchestrator have none)."""
 
@@ -71,8 +73,8 @@ class Calls:
         self._tasks: set[asyncio.Task[Any]] = set()
         # Until the answer is written, which is after all that happens around the call.
         self._open: dict[asyncio.Task[Any], tuple[Context, bool]] = {}
-        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._expired = False
+        self._closed = self._expired = False
+        self._last: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def handler(self, service: Service) -> grpc.GenericRpcHandler[Any, Any]:
         """The gRPC handler of a service, with these rules around each method."""
@@ -81,8 +83,8 @@ class Calls:
 
     def close(self) -> None:
         """From now on answer every new call with UNAVAILABLE."""
-        if not self._closed.done():
-            self._closed.set_result(None)
+        self._closed = True
+        asyncio.get_running_loop().call_later(_LAST_SECONDS, self._end_streams)
 
     async def finish(self, seconds: float) -> bool:
         """Wait until calls in flight are answered, at most so long; whether they are."""
@@ -111,6 +113,10 @@ class Calls:
         for task in self._tasks:
             task.cancel()
 
+    def _end_streams(self) -> None:
+        if not self._last.done():
+            self._last.set_result(None)
+
     def _method(
         self, service: Service, method: MethodDescriptor
     ) -> grpc.RpcMethodHandler[Any, Any]:
@@ -122,7 +128,7 @@ class Calls:
         if inspect.isasyncgenfunction(function):
             function = _written(function)
         if method.name in service.endless:
-            function = _drained(function, self._closed)
+            function = _drained(function, self._last)
         # A single message is coded inside the call, where errors are translated.
         handle = self._handle(
             function,
@@ -161,7 +167,7 @@ class Calls:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._open[task] = context, rules.lasting or self._closed.done()
+        self._open[task] = context, rules.lasting or self._closed
         task.add_done_callback(self._open.pop)
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         logs.request_id.set(headers.get(REQUEST_ID, "")[:128] or secrets.token_hex(16))
@@ -195,7 +201,7 @@ class Calls:
             aborted.__context__ = aborted.__traceback__ = None
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
-        if self._expired or (self._closed.done() and not rules.open):
+        if self._expired or (self._closed and not rules.open):
             raise errors.Unavailable(SHUTTING_DOWN, reason="SHUTTING_DOWN")
         if self._tokens and not rules.open:
             credentials.check_token(headers.get("authorization", ""), self._tokens)
@@ -243,9 +249,9 @@ def _written(function: Any) -> Any:
     return write
 
 
-def _drained(function: Any, closed: asyncio.Future[None]) -> Any:
+def _drained(function: Any, last: asyncio.Future[None]) -> Any:
     async def drain(requests: Any, context: Context) -> None:
-        drained = Drained(requests, closed)
+        drained = Drained(requests, last)
         await function(drained, context)
         if drained.cut:
             raise errors.Unavailable(SHUTTING_DOWN, reason="SHUTTING_DOWN")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -103,15 +104,14 @@ async def test_a_signal_to_the_whole_group(start: Launcher) -> None:
 
 
 async def test_streams_finish_what_they_sent(start: Launcher) -> None:
-    """Requests that were read from a stream are answered before it ends."""
-    worker: Worker = await start.start(*SLOW)
-    call = worker.embedding.EmbedStream(timeout=20)
-    for i in range(5):
-        request = worker.request("a", "b", request_id=str(i))
-        await call.write(embedding_pb2.EmbedStreamRequest(request=request))
+    """All requests of a stream that its caller has ended are answered."""
+    worker = await start.start()
+    os.kill(worker.engine(), signal.SIGSTOP)
+    call = await stream(worker, 5)
     await call.done_writing()
-    await worker.holds(1)
+    await worker.holds(5)
     worker.kill()
+    os.kill(worker.engine(), signal.SIGCONT)
     answers = [answer async for answer in call]
     assert {answer.request_id for answer in answers if answer.response.dimensions} == set("01234")
     assert await worker.ended() == 0
@@ -120,18 +120,23 @@ async def test_streams_finish_what_they_sent(start: Launcher) -> None:
 async def test_a_stream_that_stays_open_holds_nothing_up(start: Launcher) -> None:
     """What was read is answered, then the call ends with UNAVAILABLE, long before the grace."""
     worker = await start.start()
-    engine = worker.engine()
-    os.kill(engine, signal.SIGSTOP)
-    call = worker.embedding.EmbedStream(timeout=60)
-    for i in range(20):
-        request = worker.request("a", "b", request_id=str(i))
-        await call.write(embedding_pb2.EmbedStreamRequest(request=request))
+    os.kill(worker.engine(), signal.SIGSTOP)
+    call = await stream(worker, 20)
     await worker.holds(20)
     worker.kill()
-    os.kill(engine, signal.SIGCONT)
+    os.kill(worker.engine(), signal.SIGCONT)
     answered = {(await call.read()).request_id for _ in range(20)}
     assert answered == set(map(str, range(20)))
     error = await fails(call.read())
     assert (type(error), error.reason) == (Unavailable, "SHUTTING_DOWN")
     assert await worker.ended() == 0
     assert "finish" not in worker.output
+
+
+async def stream(worker: Worker, requests: int) -> Any:
+    """An open EmbedStream on which so many requests were sent."""
+    call = worker.embedding.EmbedStream(timeout=60)
+    for i in range(requests):
+        request = worker.request("a", "b", request_id=str(i))
+        await call.write(embedding_pb2.EmbedStreamRequest(request=request))
+    return call
