@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tensorway.channels import Dialer
-from tensorway.errors import from_rpc_error
+from tensorway.errors import Unavailable, from_rpc_error
 from tensorway.handoff.negotiation import Target
 from tensorway.v1 import generator_pb2
 
@@ -65,5 +65,8 @@ class Generators:
                 request, metadata=self._dialer.metadata(), timeout=_ASK_SECONDS
             )
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                # The caller's own time is not up: another encoder may reach another generator.
+                raise Unavailable(f"the generator was silent for {_ASK_SECONDS:g} s") from error
             raise from_rpc_error(error) from error
         return answer

@@ -21,7 +21,7 @@ from tensorway.encoding.encoder import Encoder
 from tensorway.encoding.options import EncoderOptions, ImageOptions
 from tensorway.errors import FailedPrecondition
 from tensorway.handoff import header, stream
-from tensorway.handoff.elements import converted
+from tensorway.handoff.elements import converted, first_not_finite
 from tensorway.handoff.features import Features
 from tensorway.handoff.negotiation import Agreement, Target, agree, check_size
 from tensorway.options import DialOptions
@@ -136,6 +136,11 @@ class ExternalEncoderHandoff:
     ) -> tuple[handoff_pb2.EncoderResult, Features]:
         if agreement.dtype is not None:
             features = replace(features, rows=converted(features.rows, agreement.dtype))
+            if (place := first_not_finite(features.rows)) is not None:
+                raise FailedPrecondition(
+                    f"the encoder's number at {place} does not fit {agreement.dtype.name}, in "
+                    "which the generator computes"
+                )
         if target is not None:
             check_size(features, target)
         return header.write(features, agreement.version, self.encoder.identity), features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 
 from encoder_service.handoff import ExternalEncoderHandoff, Prepared
 from encoder_service.options import EncoderServiceOptions
@@ -40,9 +40,10 @@ class EncoderServicer:
                         target_model=request.target_model,
                         accepted_versions=request.accepted_versions or (0,),
                     )
-                yield handoff_pb2.EncoderResultChunk(header=result).SerializeToString()
-                for frame in stream.cut(features.rows):
-                    yield frame
+                with self._handoff.encoder.hold(features):
+                    yield handoff_pb2.EncoderResultChunk(header=result).SerializeToString()
+                    for frame in stream.cut(features.rows):
+                        yield frame
 
     async def Generate(
         self, request: encoder_pb2.EncoderServiceGenerateRequest, context: Context
@@ -50,14 +51,17 @@ class EncoderServicer:
         """The tokens of the generator, which gets features in the place of images."""
         with self._admitted(request.model, request.request_id) as request_id:
             async with deadline(context, self._options.request_timeout):
-                # Nothing here keeps the features, which are sent long before the last token.
-                relayed = self._handoff.relay(
-                    await self._prepare(request, request_id),
-                    seconds_left(context, self._options.request_timeout),
-                )
-                async with aclosing(relayed) as messages:
-                    async for message in messages:
-                        yield message
+                prepared = await self._prepare(request, request_id)
+                left = seconds_left(context, self._options.request_timeout)
+                with ExitStack() as held:
+                    held.enter_context(self._handoff.encoder.hold(prepared.features))
+                    relayed = self._handoff.relay(prepared, left)
+                    # Nothing here keeps the features, which are sent before the first token.
+                    del prepared
+                    async with aclosing(relayed) as messages:
+                        async for message in messages:
+                            held.close()
+                            yield message
 
     def load(self) -> model_pb2.WorkerLoad:
         """Work in the service now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -15,6 +14,7 @@ from tensorway import prompt
 from tensorway.flags import BadFlag
 from tensorway.handoff.features import Features
 from tensorway.serving import Stop
+from tensorway.threads import Threads
 
 T = TypeVar("T")
 
@@ -24,26 +24,18 @@ _PLACEHOLDER = 1
 
 async def in_thread(work: Callable[[], T]) -> T:
     """The result of work that cannot be cancelled, and that nobody waits for at exit."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
 
-    def tell(set_: Callable[[T], None] | Callable[[BaseException], None], value: object) -> None:
-        if not result.done():
-            set_(value)  # type: ignore[arg-type]
-
-    def run() -> None:
+    def run() -> T:
         try:
-            value = work()
+            return work()
         except SystemExit:
-            error = BadFlag("the engine refused its flags; see its message above")
-            loop.call_soon_threadsafe(tell, result.set_exception, error)
-        except BaseException as raised:
-            loop.call_soon_threadsafe(tell, result.set_exception, raised)
-        else:
-            loop.call_soon_threadsafe(tell, result.set_result, value)
+            raise BadFlag("the engine refused its flags; see its message above") from None
 
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await result
+    threads = Threads(1, "load")
+    try:
+        return await threads.run(run)
+    finally:
+        threads.close()
 
 
 async def prove(engine: Engine) -> None:

@@ -31,7 +31,7 @@ class Range(NamedTuple):
 
 
 RANGES = {
-    "temperature": Range(0, 100),
+    "temperature": Range(0, 2),
     "top_p": Range(0, 1, open=True),
     "top_k": Range(-1, _MAX_INT),
     "min_p": Range(0, 1),

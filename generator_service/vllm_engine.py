@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import embeds_input, tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.transformers_utils.config import get_config
@@ -63,7 +64,7 @@ class VllmEngine:
                 yield _piece(output.outputs[0])
         except EngineDeadError:
             raise Unavailable("the engine died") from None
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:
             raise InvalidArgument(str(error)) from error
         finally:
             self._running -= 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _PLAIN = frozenset({"1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV"})
 _TRANSPARENT = frozenset({"LA", "PA", "RGBA", "La", "RGBa"})
 _DEEP = frozenset({"I;16", "I;16B", "I;16L"})
-_DEEP_TO_BYTE = 257
 _BOMBS = (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning)
 
 
@@ -62,6 +62,11 @@ class Encoded:
         """Number of pixels."""
         return self.width * self.height
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory that its pixels take as RGB."""
+        return 3 * self.pixels
+
     def key(self, context: bytes) -> bytes:
         """BLAKE3 of the image and all that its encoding depends on."""
         options = repr(sorted(self.options.items())).encode()
@@ -90,15 +95,16 @@ def inspect(data: bytes, max_pixels: int, options: Mapping[str, str]) -> Encoded
 
 def decode(encoded: Encoded, background: str) -> Image:
     """The whole picture as RGB; raises ValueError for what cannot be decoded."""
-    picture = _open(encoded.data)
-    try:
-        picture.load()
-        picture = ImageOps.exif_transpose(picture)
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise all kinds of errors at broken files
-        raise ValueError(f"broken image data: {error}") from None
-    pixels = np.asarray(_to_rgb(picture, background))
+    # Closed at once: an error's frames would keep what was decoded so far.
+    with closing(_open(encoded.data)) as picture:
+        try:
+            picture.load()
+            ImageOps.exif_transpose(picture, in_place=True)
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders raise all kinds of errors at broken files
+            raise ValueError(f"broken image data: {error}") from None
+        pixels = np.asarray(_to_rgb(picture, background))
     pixels.flags.writeable = False
     return Image(pixels, encoded.options)
 
@@ -115,11 +121,19 @@ def _open(data: bytes) -> Pillow.Image:
 
 def _to_rgb(picture: Pillow.Image, background: str) -> Pillow.Image:
     if picture.mode in _DEEP:
-        levels = np.asarray(picture) // _DEEP_TO_BYTE
-        return Pillow.fromarray(levels.astype(np.uint8)).convert("RGB")
+        return _from_deep(picture, background)
     if picture.mode in _TRANSPARENT or "transparency" in picture.info:
         canvas = Pillow.new("RGBA", picture.size, background)
         return Pillow.alpha_composite(canvas, picture.convert("RGBA")).convert("RGB")
     if picture.mode not in _PLAIN:
         raise ValueError(f"expected a picture with up to 16 bits, got mode {picture.mode}")
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+def _from_deep(picture: Pillow.Image, background: str) -> Pillow.Image:
+    levels = np.asarray(picture)
+    # The upper byte, as Pillow itself takes it of colours of 16 bits.
+    grey = Pillow.fromarray((levels >> 8).astype(np.uint8)).convert("RGB")
+    if (clear := picture.info.get("transparency")) is not None:
+        grey.paste(background, mask=Pillow.fromarray(levels == clear))
+    return grey

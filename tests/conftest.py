@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import hypothesis
 import pytest
 
 from tensorway.channels import Dialer
@@ -25,6 +26,10 @@ from tensorway.serving import Server
 from tensorway.v1 import model_pb2, model_pb2_grpc
 
 Serving = Callable[..., Any]
+
+# A machine that others use, too, is no reason to fail.
+hypothesis.settings.register_profile("tensorway", deadline=None)
+hypothesis.settings.load_profile("tensorway")
 
 
 @asynccontextmanager

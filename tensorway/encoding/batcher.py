@@ -9,26 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from tensorway.encoder import Preprocessed, VisionEncoderBackend, to_rows
 from tensorway.encoding import metrics
 from tensorway.encoding.sources import bad_image
 from tensorway.encoding.together import together
-from tensorway.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
+from tensorway.errors import Internal, InvalidArgument, Unavailable
 from tensorway.handoff.elements import Rows
 from tensorway.images import Image
+from tensorway.threads import Threads
 
 LOG = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Load = Callable[[], Image]
 _STOPPED = "the encoder is not running"
 _CALLERS_FAULT = (ValueError, TypeError)
+_CLOSE_SECONDS = 5.0
+
+
+class EncoderHangs(Exception):
+    """A call of the backend does not return; the process must end."""
 
 
 class Job(NamedTuple):
@@ -51,22 +54,16 @@ def take(waiting: deque[Job], budget: int) -> list[Job]:
 
 
 class Batcher:
-    """Runs one backend; bounded in images that are in it at once."""
+    """Runs one backend; who fills it bounds what is in it at once."""
 
-    def __init__(self, backend: VisionEncoderBackend, max_images: int) -> None:
+    def __init__(self, backend: VisionEncoderBackend, timeout: float) -> None:
         self._backend = backend
-        self._max_images = max_images
-        self._images = 0
+        self._timeout = timeout
         self._waiting: deque[Job] = deque()
         self._wake = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self._encoder = ThreadPoolExecutor(1, "encoder")
-        self._preprocess = ThreadPoolExecutor(max(1, backend.preprocess_concurrency), "preprocess")
-
-    @property
-    def images(self) -> int:
-        """Images that are in it now."""
-        return self._images
+        self._encoder = Threads(1, "encoder")
+        self._preprocess = Threads(max(1, backend.preprocess_concurrency), "preprocess")
 
     def on_crash(self, tell: Callable[[BaseException], None]) -> None:
         """Call `tell` with the error, if the loop below ever ends by one."""
@@ -80,33 +77,21 @@ class Batcher:
 
     async def load(self, model_id: str) -> None:
         """Build the backend on its thread, and start."""
-        await self._on_thread(lambda: self._backend.build(model_id))
+        await self._encoder.run(lambda: self._backend.build(model_id))
         self._running = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Fail what is left, and close the backend on its thread if it was built."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait({self._running})
-            self._running = None
-            await self._on_thread(self._backend.close)
-        self._preprocess.shutdown(wait=False, cancel_futures=True)
-        self._encoder.shutdown(wait=False)
-
-    @contextmanager
-    def admit(self, images: int) -> Iterator[None]:
-        """Hold room for images, or raise ResourceExhausted at once."""
-        if self._images + images > self._max_images:
-            raise ResourceExhausted(
-                f"the encoder has {self._images} of {self._max_images} images, no room for "
-                f"{images} (--max-pending-images)",
-                retry_after=1.0,
-            )
-        self._images += images
-        try:
-            yield
-        finally:
-            self._images -= images
+        running, self._running = self._running, None
+        if running is not None and not running.done():
+            running.cancel()
+            await asyncio.wait({running})
+            with suppress(TimeoutError):
+                # It may hang, and nobody watches any more.
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._encoder.run(self._backend.close)
+        self._preprocess.close()
+        self._encoder.close()
 
     async def preprocess(self, loads: Sequence[tuple[int, Load]]) -> list[Preprocessed]:
         """All images of a request made ready; the first failure fails them all."""
@@ -119,12 +104,15 @@ class Batcher:
         answer: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
         self._waiting.append(Job(prepared.item, prepared.cost, answer))
         self._wake.set()
-        return await answer
+        try:
+            return await answer
+        finally:
+            # An error that comes from here would refer to itself through it.
+            del answer
 
     async def _prepare(self, index: int, load: Load) -> Preprocessed:
-        loop = asyncio.get_running_loop()
         try:
-            prepared = await loop.run_in_executor(self._preprocess, self._prepared, load)
+            prepared = await self._preprocess.run(lambda: self._prepared(load))
         except _CALLERS_FAULT as error:
             raise bad_image(index, error) from None
         except Exception as error:
@@ -145,20 +133,22 @@ class Batcher:
         try:
             while True:
                 await self._wake.wait()
-                if batch := take(self._waiting, self._backend.max_batch_cost):
-                    await self._answer(batch)
-                elif not self._waiting:
+                # Not by name: an idle encoder would keep the pictures of its last batch.
+                await self._answer(take(self._waiting, self._backend.max_batch_cost))
+                if not self._waiting:
                     self._wake.clear()
         finally:
             _fail(self._waiting, Unavailable(_STOPPED))
 
     async def _answer(self, batch: list[Job]) -> None:
+        if not batch:
+            return
         metrics.BATCH.observe(len(batch))
         try:
-            results = await self._on_thread(lambda: self._forward(batch))
+            results = await self._watched(batch)
         except _CALLERS_FAULT as error:
             await self._isolate(batch, error)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EncoderHangs):
             _fail(batch, Unavailable(_STOPPED))
             raise
         except Exception:
@@ -169,6 +159,17 @@ class Batcher:
                 if not job.answer.done():
                     job.answer.set_result(rows)
 
+    async def _watched(self, batch: list[Job]) -> list[Rows]:
+        try:
+            async with asyncio.timeout(self._timeout) as timer:
+                return await self._encoder.run(lambda: self._forward(batch))
+        except TimeoutError as error:
+            # The backend may raise one, too.
+            if not timer.expired():
+                raise
+            expected = f"{len(batch)} images within {self._timeout:g} s (--encoder-timeout)"
+            raise EncoderHangs(f"the encoder hangs: it has not encoded {expected}") from error
+
     async def _isolate(self, batch: list[Job], error: Exception) -> None:
         """One item is wrong: run each alone, so that it fails nobody else."""
         if len(batch) == 1:
@@ -178,17 +179,10 @@ class Batcher:
             await self._answer([job])
 
     def _forward(self, batch: list[Job]) -> list[Rows]:
-        try:
-            artifacts = self._backend.forward_batch([job.item for job in batch])
-        except SystemExit as error:
-            # Raised into the event loop it would end the process.
-            raise RuntimeError("the encoder tried to exit") from error
+        artifacts = self._backend.forward_batch([job.item for job in batch])
         if len(artifacts) != len(batch):
             raise RuntimeError(f"expected {len(batch)} artifacts, got {len(artifacts)}")
         return [to_rows(artifact) for artifact in artifacts]
-
-    async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
 
 
 def _fail(jobs: Iterable[Job], error: Exception) -> None:

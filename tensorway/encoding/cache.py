@@ -33,6 +33,8 @@ class Flights:
             if not self._waiting[key]:
                 del self._waiting[key]
                 task.cancel()
+            # An error that comes from here would refer to itself through it.
+            del task
 
     def _start(self, key: bytes, work: Work) -> asyncio.Task[Rows]:
         task = self._tasks[key] = asyncio.create_task(work())

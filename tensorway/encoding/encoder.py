@@ -6,7 +6,7 @@ import asyncio
 import io
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -16,6 +16,7 @@ from PIL import Image as Pillow
 from tensorway import images
 from tensorway.encoder import Preprocessed, VisionEncoderBackend, check_backend
 from tensorway.encoding import metrics
+from tensorway.encoding.admission import Admission, Room
 from tensorway.encoding.batcher import Batcher, Load
 from tensorway.encoding.cache import Flights
 from tensorway.encoding.fetch import Fetcher
@@ -54,7 +55,8 @@ class Encoder:
         self._images = image_options or ImageOptions()
         self._fetcher = fetcher or Fetcher(self._images)
         self._sources = Sources(self._images, self._fetcher)
-        self._batcher = Batcher(backend, options.max_pending_images)
+        self._admission = Admission(options.max_pending_images, options.max_pending_mib * MIB)
+        self._batcher = Batcher(backend, options.encoder_timeout)
         self._cache = RowCache(options.encoder_cache_mib * MIB)
         self._flights = Flights()
         self._caching = options.encoder_cache_mib > 0
@@ -81,7 +83,11 @@ class Encoder:
     @property
     def pending(self) -> int:
         """Images that are in the encoder now."""
-        return self._batcher.images
+        return self._admission.images
+
+    def hold(self, features: Features | None) -> AbstractContextManager[None]:
+        """Hold room for features that are not sent yet; ResourceExhausted when there is none."""
+        return self._admission.hold(0 if features is None else features.rows.nbytes)
 
     async def load(self, model_id: str, name: str = "") -> None:
         """Build the backend and encode one picture, which tells its width and type."""
@@ -92,24 +98,26 @@ class Encoder:
             preprocessing=f"{self.backend.preprocessing} on {self._images.image_background}",
         )
         proof = await self.encode([handoff_pb2.ImageInput(data=_proof())])
-        if (place := first_not_finite(proof.rows)) is not None:
-            raise RuntimeError(f"the encoder gives NaN or infinity at {place} of a grey picture")
         self.identity.element_type = element_type(proof.rows.dtype)
         self.hidden_size = proof.rows.shape[1]
 
     async def encode(self, inputs: Sequence[handoff_pb2.ImageInput]) -> Features:
         """The features of a request's images, in order."""
-        with self._batcher.admit(len(inputs)):
+        self._sources.check(inputs)
+        with self._admission.enter(len(inputs)) as room:
+            room.take(sum(self._sources.size(image) for image in inputs))
             sources = await self._sources.read(inputs)
-            features = stacked(await self._rows(sources), self.backend.image_token_id)
+            rows, token = await self._rows(sources, room), self.backend.image_token_id
+            features = await asyncio.to_thread(stacked, rows, token)
         metrics.PIXELS.inc(sum(source.pixels for source in sources))
         metrics.ROWS.inc(len(features.rows))
         return features
 
-    async def _rows(self, sources: Sequence[Encoded]) -> list[Rows]:
+    async def _rows(self, sources: Sequence[Encoded], room: Room) -> list[Rows]:
         keys = await self._keys(sources)
         places = dict(zip(keys, enumerate(sources), strict=True))
         missing = [key for key in places if key not in self._cache and key not in self._flights]
+        room.take(sum(places[key][1].decoded_bytes for key in missing))
         # All images are made ready before the first is encoded: one bad one costs no GPU work.
         prepared = await self._batcher.preprocess([self._load(*places[key]) for key in missing])
         ready = dict(zip(missing, prepared, strict=True))
@@ -137,9 +145,19 @@ class Encoder:
         # Rows may have left the cache since we looked.
         ready = ready or (await self._batcher.preprocess([self._load(*place)]))[0]
         rows = await self._batcher.forward(ready)
+        await asyncio.to_thread(self._check, rows)
         self._cache.put(key, rows)
         metrics.CACHE_BYTES.set(self._cache.bytes)
         return rows
+
+    def _check(self, rows: Rows) -> None:
+        """Raise RuntimeError for rows that a generator would refuse: nobody's fault but ours."""
+        if self.hidden_size and rows.shape[1] != self.hidden_size:
+            raise RuntimeError(
+                f"the encoder gives rows of {rows.shape[1]} numbers, and gave {self.hidden_size}"
+            )
+        if (place := first_not_finite(rows)) is not None:
+            raise RuntimeError(f"the encoder gives NaN or infinity, first at {place} of its rows")
 
     def _load(self, index: int, source: Encoded) -> tuple[int, Load]:
         return index, partial(images.decode, source, self._images.image_background)

@@ -11,12 +11,13 @@ import socket
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import httpcore
 
 from tensorway.encoding.addresses import is_public
 from tensorway.encoding.options import ImageOptions
+from tensorway.threads import Threads
 
 Allows = Callable[[str], bool]
 
@@ -24,6 +25,10 @@ _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OK = 200
 _CONNECTIONS = 32
+_RESOLVERS = 4
+_MAX_URL = 16_384
+# Of ASCII only what no URL has is escaped, as browsers do it.
+_URL = "!#$%&'()*+,/:;=?@[]~"
 
 
 class Fetcher:
@@ -31,9 +36,10 @@ class Fetcher:
 
     def __init__(self, options: ImageOptions, allows: Allows = is_public) -> None:
         self._options = options
-        self._hosts = frozenset(host.lower() for host in options.image_host)
+        self._hosts = frozenset(_plain(host) for host in options.image_host)
+        self._network = _Guarded(allows)
         self._pool = httpcore.AsyncConnectionPool(
-            network_backend=_Guarded(allows), max_connections=_CONNECTIONS
+            network_backend=self._network, max_connections=_CONNECTIONS
         )
 
     async def __aenter__(self) -> Self:
@@ -47,13 +53,18 @@ class Fetcher:
         traceback: TracebackType | None,
     ) -> None:
         await self._pool.__aexit__(kind, error, traceback)
+        self._network.close()
 
     async def fetch(self, url: str) -> bytes:
         """The body behind a URL; raises ValueError, without the URL's path or query."""
+        if len(url) > _MAX_URL:
+            raise ValueError(f"expected a URL of at most {_MAX_URL} characters, got {len(url)}")
         host = ""
         try:
             async with asyncio.timeout(self._options.image_timeout):
                 for _ in range(self._options.image_redirects + 1):
+                    # Before the check, so that what is checked is what is asked for.
+                    url = quote(url.strip(), safe=_URL)
                     host = self._check(urlsplit(url))
                     body, location = await self._get(url)
                     if location is None:
@@ -78,9 +89,9 @@ class Fetcher:
     async def _get(self, url: str) -> tuple[bytes, str | None]:
         headers = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "tensorway"}
         async with self._pool.stream("GET", url, headers=[*headers.items()]) as response:
-            found = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+            found = {name.lower(): value for name, value in response.headers}
             if response.status in _REDIRECTS and b"location" in found:
-                return b"", found[b"location"]
+                return b"", quote(found[b"location"], safe=_URL)
             if response.status != _OK:
                 raise ValueError(f"{urlsplit(url).hostname}: HTTP status {response.status}")
             self._check_size(int(found.get(b"content-length") or 0))
@@ -95,12 +106,19 @@ class Fetcher:
             raise ValueError(f"expected at most {self._options.max_image_bytes} bytes, got more")
 
 
+def _plain(host: str) -> str:
+    """A host, or host:port, without the brackets of IPv6."""
+    return host.lower().replace("[", "").replace("]", "")
+
+
 class _Guarded(httpcore.AsyncNetworkBackend):
     """Resolves names itself, and dials only what is allowed."""
 
     def __init__(self, allows: Allows) -> None:
         self._allows = allows
         self._inner = httpcore.AnyIOBackend()
+        # Of its own: names that do not resolve for a while keep nobody else waiting.
+        self._resolvers = Threads(_RESOLVERS, "resolve")
 
     async def connect_tcp(
         self,
@@ -121,11 +139,16 @@ class _Guarded(httpcore.AsyncNetworkBackend):
                 failure = error
         raise failure
 
+    def close(self) -> None:
+        """End the threads that resolve names."""
+        self._resolvers.close()
+
     async def _resolve(self, host: str, port: int) -> list[str]:
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError:
+            found = await self._resolvers.run(
+                lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            )
+        except (OSError, UnicodeError):
             return []
         addresses = [str(info[4][0]) for info in found]
         if not all(self._allows(address) for address in addresses):

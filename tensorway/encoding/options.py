@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import click
+from PIL import ImageColor
 
 from tensorway.flags import flag
-from tensorway.options import MIB, SECONDS
+from tensorway.options import MIB, SECONDS, Matching, Seconds
 
 _COUNT = click.IntRange(min=1)
+
+
+class Color(click.ParamType[str]):
+    """A colour by its name, or as #rrggbb."""
+
+    name = "color"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the text of a flag."""
+        try:
+            ImageColor.getrgb(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        return str(value)
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,17 @@ class EncoderOptions:
     max_pending_images: int = flag(
         256, help="Most images in the encoder, waiting ones included.", type=_COUNT
     )
+    max_pending_mib: int = flag(
+        4096,
+        help="Most memory for images, as sent and decoded, and for results not sent yet, in MiB.",
+        type=_COUNT,
+    )
+    encoder_timeout: float = flag(
+        300.0,
+        help="Seconds that one call of `forward_batch` may take; then the encoder is taken for "
+        "hung, and the process ends with status 1.",
+        type=Seconds(min=0.1),
+    )
 
 
 @dataclass(frozen=True)
@@ -37,9 +64,13 @@ class ImageOptions:
     max_image_pixels: int = flag(
         40_000_000, help="Most pixels of an image, by its header.", type=_COUNT
     )
-    image_background: str = flag("white", help="Colour behind the transparent parts of images.")
+    image_background: str = flag(
+        "white", help="Colour behind the transparent parts of images.", type=Color()
+    )
     image_host: tuple[str, ...] = flag(
-        (), help="Host (or host:port) to fetch images from by http(s) URL; several may be given."
+        (),
+        help="Host (or host:port) to fetch images from by http(s) URL; several may be given.",
+        type=Matching(r"[^/\s]+", "host or host:port"),
     )
     image_timeout: float = flag(10.0, help="Seconds to fetch an image.", type=SECONDS)
     image_redirects: int = flag(

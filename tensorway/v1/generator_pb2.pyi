@@ -69,7 +69,7 @@ class SamplingParams(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Randomness, at least 0; 0 always takes the likeliest token. Absent: 1."""
+    """Randomness, in [0, 2]; 0 always takes the likeliest token. Absent: 1."""
     top_p: _builtins.float
     """Sample from the likeliest tokens of this total probability, in (0, 1].
     Absent: 1.

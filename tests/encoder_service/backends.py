@@ -71,8 +71,13 @@ class PreprocessingEncoder(MeanEncoder):
         self.preprocess_threads.add(threading.current_thread().name)
         if "refuse" in raw.options:
             raise ValueError(raw.options["refuse"])
-        if "break" in raw.options:
-            raise KeyError("a secret of ours")
+        match raw.options.get("break"):
+            case "exit":
+                raise SystemExit(3)
+            case "stop":
+                raise StopIteration
+            case str():
+                raise KeyError("a secret of ours")
         self.preprocessed += 1
         return Preprocessed(raw, int(raw.options.get("cost", "1")))
 
@@ -86,6 +91,14 @@ class PreprocessingEncoder(MeanEncoder):
                     raise RuntimeError("a secret of ours")
                 case "exit":
                     raise SystemExit(3)
+                case "stop":
+                    raise StopIteration
+                case "late":
+                    raise TimeoutError("a secret of ours")
+                case "nan":
+                    return [self.rows(image) * np.nan for image in items]
+                case "wide":
+                    return [np.zeros((1, WIDTH + 1), np.float32) for _ in items]
                 case "few":
                     return []
                 case "flat":

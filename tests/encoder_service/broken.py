@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,24 @@ class Slow(MeanEncoder):
     def build(self, model_id: str) -> None:
         """Sleep."""
         time.sleep(2)
+
+
+class Hung(MeanEncoder):
+    """Never comes back but for the first picture."""
+
+    def forward_batch(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Wait for nobody, once it is proven."""
+        if self.batches:
+            threading.Event().wait()
+        return super().forward_batch(items)
+
+
+class Stuck(MeanEncoder):
+    """Loads for ever."""
+
+    def build(self, model_id: str) -> None:
+        """Wait for nobody."""
+        threading.Event().wait()
 
 
 class Late(MeanEncoder):

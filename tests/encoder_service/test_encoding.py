@@ -18,7 +18,7 @@ from tensorway.encoder import (
     load_backend,
     to_rows,
 )
-from tensorway.encoding.batcher import Job, take
+from tensorway.encoding.batcher import EncoderHangs, Job, take
 from tensorway.encoding.cache import Flights
 from tensorway.encoding.encoder import Encoder
 from tensorway.encoding.options import EncoderOptions, ImageOptions
@@ -140,7 +140,13 @@ FAILURES = [
     ({"break": "x"}, Internal, "the encoder's preprocessing failed"),
     ({"forward": "refuse"}, InvalidArgument, r"images\[0\]: this picture cannot be encoded"),
     ({"forward": "break"}, Internal, "the encoder failed"),
+    ({"break": "exit"}, Internal, "the encoder's preprocessing failed"),
+    ({"break": "stop"}, Internal, "the encoder's preprocessing failed"),
     ({"forward": "exit"}, Internal, "the encoder failed"),
+    ({"forward": "stop"}, Internal, "the encoder failed"),
+    ({"forward": "late"}, Internal, "the encoder failed"),
+    ({"forward": "nan"}, RuntimeError, "NaN or infinity, first at .0, 0. of its rows"),
+    ({"forward": "wide"}, RuntimeError, "gives rows of 9 numbers, and gave 8"),
     ({"forward": "few"}, Internal, "the encoder failed"),
     ({"forward": "flat"}, Internal, "the encoder failed"),
     ({"forward": "integers"}, Internal, "the encoder failed"),
@@ -187,6 +193,29 @@ async def test_over_the_bound_is_refused_at_once() -> None:
         backend.gate.set()
         await call
         assert encoder.pending == 0
+
+
+async def test_more_images_than_a_request_may_have_are_the_callers_mistake() -> None:
+    """Coming back later does not help, so it is not RESOURCE_EXHAUSTED."""
+    async with loaded(max_pending_images=3) as (encoder, _):
+        with pytest.raises(InvalidArgument, match="images: expected at most 16, got 17"):
+            await encoder.encode([image_input()] * 17)
+
+
+async def test_an_encoder_that_hangs_is_noticed() -> None:
+    """Who waits for it is told, and so is the service, which cannot go on."""
+    async with loaded(encoder_timeout=0.2, encoder_cache_mib=0) as (encoder, backend):
+        crash: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        encoder.on_crash(crash.set_result)
+        backend.gate.clear()
+        calls = [asyncio.create_task(encoder.encode(wide(10))) for _ in range(6)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(result) for result in results} == {Unavailable}
+        assert isinstance(await crash, EncoderHangs)
+        with pytest.raises(Unavailable, match="not running"):
+            await encoder.encode(wide(10))
+    assert not backend.closed, "its thread cannot be reached"
+    backend.gate.set()
 
 
 async def test_cancelled_work_is_dropped_before_it_starts() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -33,6 +36,7 @@ class Web:
         self.answers: dict[str, bytes | Callable[[asyncio.StreamWriter], object]] = {}
         self.paths: list[str] = []
         self.port = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def host(self) -> str:
@@ -45,20 +49,31 @@ class Web:
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        with suppress(ConnectionError, EOFError, asyncio.CancelledError):
+            await self._answer(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def close(self) -> None:
+        """Leave everybody who still waits for an answer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         path = head.split()[1].decode()
         self.paths.append(path)
         answer = self.answers.get(path, http("404 Not Found"))
-        try:
-            if isinstance(answer, bytes):
-                writer.write(answer)
-            else:
-                await answer(writer)
-            await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        if isinstance(answer, bytes):
+            writer.write(answer)
+        else:
+            await answer(writer)
+        await writer.drain()
 
 
 @pytest.fixture
@@ -70,6 +85,7 @@ async def web() -> AsyncIterator[Web]:
     web.answers["/image.png"] = http("200 OK", PNG)
     yield web
     server.close()
+    await web.close()
 
 
 @asynccontextmanager
@@ -171,7 +187,7 @@ async def test_a_server_that_stalls_is_left(web: Web) -> None:
     async def stall(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n")
         await writer.drain()
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
 
     web.answers["/slow"] = stall
     async with fetching(web, image_timeout=0.2) as fetcher:
@@ -254,6 +270,75 @@ async def test_images_come_as_bytes_and_by_url(web: Web) -> None:
     assert {(one.data, one.width, one.height, one.mode) for one in found} == {(PNG, 20, 10, "RGB")}
 
 
+async def test_urls_that_browsers_escape_are_escaped(web: Web) -> None:
+    """Letters that no URL has reach the server as browsers send them, redirects included."""
+    web.answers["/caf%C3%A9%20%22x.png?q=%C3%BC"] = http("200 OK", PNG)
+    web.answers["/there"] = http("302 Found", b"", "location: /\xfc.png")
+    web.answers["/%C3%BC.png"] = http("200 OK", PNG)
+    async with fetching(web) as fetcher:
+        assert await fetcher.fetch(web.url('/café "x.png?q=ü')) == PNG
+        assert await fetcher.fetch(f" {web.url('/there')}\n") == PNG
+
+
+async def test_a_long_url_is_refused(web: Web) -> None:
+    """Nobody spends time on megabytes that are no URL."""
+    async with fetching(web) as fetcher:
+        with pytest.raises(ValueError, match="at most 16384 characters, got"):
+            await fetcher.fetch(web.url("/" + "é" * 100_000))
+
+
+async def test_ipv6_hosts_are_allowed_with_or_without_brackets() -> None:
+    """The flag may have what a URL has."""
+    for host in ("[::1]:1", "::1:1"):
+        async with Fetcher(ImageOptions(image_host=(host,))) as fetcher:
+            with pytest.raises(ValueError, match="address is not public"):
+                await fetcher.fetch("http://[::1]:1/")
+
+
+async def test_names_that_do_not_resolve_for_a_while_keep_nobody_waiting(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image in the request itself needs no resolver, and none of its threads."""
+    release, asked = threading.Event(), []
+
+    def silent(*host: object, **_: object) -> list[Any]:
+        asked.append(host)
+        release.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    async with reading(web, image_timeout=60.0) as sources:
+        slow = [
+            asyncio.create_task(sources.read([handoff_pb2.ImageInput(url=web.url())]))
+            for _ in range(80)
+        ]
+        while len(asked) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (found,) = await sources.read([handoff_pb2.ImageInput(url=data_url(PNG))])
+        assert found.width == 20
+        assert not any(task.done() for task in slow)
+        release.set()
+        results = await asyncio.gather(*slow, return_exceptions=True)
+    assert {type(result) for result in results} == {InvalidArgument}
+
+
+FORGIVEN = {
+    "lines": lambda text: "\r\n".join(text[at : at + 76] for at in range(0, len(text), 76)),
+    "escapes": lambda text: text.replace("=", "%3D").replace("+", "%2b").replace("/", "%2F"),
+    "no padding": lambda text: text.rstrip("="),
+}
+
+
+@pytest.mark.parametrize("written", FORGIVEN.values(), ids=FORGIVEN)
+@pytest.mark.parametrize("head", ["data:image/png;charset=utf-8;base64", "data:image/png; BASE64"])
+async def test_data_urls_are_read_as_browsers_read_them(web: Web, written, head: str) -> None:
+    """What comes out of `base64` or of a form is an image too."""
+    url = f"{head},{written(base64.b64encode(PNG + b'x').decode())}"
+    async with reading(web) as sources:
+        (found,) = await sources.read([handoff_pb2.ImageInput(url=url)])
+    assert found.data == PNG + b"x"
+
+
 WRONG = {
     "neither": (handoff_pb2.ImageInput(), "expected data or a url, got neither"),
     "empty": (handoff_pb2.ImageInput(data=b""), "got 0 other bytes"),
@@ -284,5 +369,5 @@ async def test_images_are_counted_before_anything_is_fetched(web: Web) -> None:
     inputs = [handoff_pb2.ImageInput(url=web.url())] * 200
     async with reading(web) as sources:
         with pytest.raises(InvalidArgument, match="images: expected at most 16, got 200"):
-            await sources.read(inputs)
+            sources.check(inputs)
     assert web.paths == []

@@ -80,6 +80,23 @@ def test_a_transparent_colour_of_a_palette_is_transparent() -> None:
     assert decoded(encoded(image, transparency=0))[0, 0].tolist() == [255, 255, 255]
 
 
+@pytest.mark.parametrize(("mode", "color"), [("L", 9), ("RGB", (1, 2, 3)), ("I;16", 40_000)])
+def test_a_transparent_colour_of_other_modes_is_transparent(mode: str, color) -> None:
+    """Any PNG can name one colour that is transparent, with 16 bits too."""
+    image = Image.new(mode, (2, 1), color)
+    image.putpixel((1, 0), 65535 if mode == "I;16" else 255)
+    data = encoded(image, transparency=color)
+    assert decoded(data, "blue")[0, 0].tolist() == [0, 0, 255]
+    assert decoded(data, "blue")[0, 1].tolist() != [0, 0, 255]
+
+
+def test_16_bits_are_rounded_alike() -> None:
+    """The same grey is the same grey, with one channel and with three."""
+    levels = np.arange(0, 65536, 37, np.uint16)[None]
+    grey = decoded(encoded(Image.fromarray(levels)))
+    assert (grey == (levels >> 8)[..., None]).all()
+
+
 def test_exif_orientation_is_applied() -> None:
     """A picture taken with the camera on its side stands upright."""
     image = Image.new("RGB", (30, 10), "red")

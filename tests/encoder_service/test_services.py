@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+from encoder_service import generators
 from encoder_service.handoff import ExternalEncoderHandoff
 from encoder_service.options import EncoderServiceOptions
 from encoder_service.servicer import EncoderServicer
@@ -53,6 +55,7 @@ async def both(
     backend: MeanEncoder | None = None,
     engine: EchoEngine | None = None,
     accepts: dict[str, Any] | None = None,
+    pending_mib: int = 100,
     **flags: Any,
 ) -> AsyncIterator[Both]:
     """Both services; `accepts` are flags of the generator, the others of the encoder."""
@@ -65,7 +68,8 @@ async def both(
         servicer = GeneratorServicer(holder, generator_options)
         behind = await stack.enter_async_context(Server(ListenOptions(), [servicer.service()]))
         address = f"127.0.0.1:{behind.port}"
-        handoff = ExternalEncoderHandoff(backend, address, EncoderOptions(max_pending_images=8))
+        bounds = EncoderOptions(max_pending_images=8, max_pending_mib=pending_mib)
+        handoff = ExternalEncoderHandoff(backend, address, bounds)
         stack.push_async_callback(handoff.shutdown)
         await handoff.load("model")
         backend.batches.clear()
@@ -360,6 +364,38 @@ async def test_requests_are_bounded_in_the_service_and_in_the_encoder() -> None:
         assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         answers = [result for result in results if isinstance(result, Answer)]
         assert {tuple(answer.token_ids) for answer in answers} == {(5, 7, 7, 6)}
+
+
+async def test_a_generator_that_is_silent_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not the caller's time that was up."""
+    monkeypatch.setattr(generators, "_ASK_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with both() as running:
+            handoff = ExternalEncoderHandoff(MeanEncoder(), address)
+            await handoff.load("model")
+            running.servicer._handoff = handoff
+            try:
+                with pytest.raises(grpc.aio.AioRpcError, match=r"silent for 0.2 s") as raised:
+                    await generated(running, image_input(), timeout=60)
+            finally:
+                await handoff.shutdown()
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_numbers_that_do_not_fit_the_generators_type_are_refused_before_it() -> None:
+    """Infinity would be the encoder's mistake to the generator, and the caller's to us."""
+
+    class Large(MeanEncoder):
+        def rows(self, image: Any) -> np.ndarray:
+            return np.full((1, 8), 1e6, np.float32)
+
+    shape = ModelShape(8, 100, 64, np.dtype(np.float16))
+    half = EchoEngine(info=EngineInfo(("echo",), "nowhere", shape, 5, True))
+    async with both(Large(), half) as running:
+        with pytest.raises(grpc.aio.AioRpcError, match="does not fit float16") as raised:
+            await generated(running, image_input())
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_generator_that_is_gone_is_unavailable() -> None:

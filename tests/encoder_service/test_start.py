@@ -37,6 +37,9 @@ async def launcher(tmp_path) -> AsyncIterator[Launcher]:
         (("--backend", "tests.encoder_service.broken:Forgotten"), "would never be called"),
         (("--backend", "tests.encoder_service.broken:Refusing"), "--backend-model: not this one"),
         ((*MEAN, "--max-images", "0"), "--max-images"),
+        ((*MEAN, "--image-background", "whit"), "--image-background"),
+        ((*MEAN, "--image-host", "https://example.com/"), "--image-host"),
+        ((*MEAN, "--encoder-timeout", "0"), "--encoder-timeout"),
     ],
 )
 def test_mistakes_stop_the_start_with_one_line(flags: tuple[str, ...], message: str) -> None:
@@ -91,6 +94,26 @@ async def test_what_is_in_flight_is_finished_at_the_end(launcher: Launcher) -> N
     service.process.send_signal(signal.SIGTERM)
     assert (await reading)[-1].end.rows == 2
     assert await asyncio.wait_for(service.process.wait(), 20) == 0
+
+
+async def test_an_encoder_that_hangs_ends_the_service(launcher: Launcher) -> None:
+    """In flight: UNAVAILABLE; exit status 1, whatever its thread still does."""
+    flags = ("--backend", "tests.encoder_service.broken:Hung", "--name", "hung")
+    service = await launcher.start("encoder_service", *flags, "--encoder-timeout", "0.5")
+    request = encoder_pb2.EncodeRequest(model="hung", images=[image_input()])
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await _all(service.encoder.Encode(request, timeout=60))
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert await asyncio.wait_for(service.process.wait(), 60) == 1
+    assert "the encoder hangs" in service.log.read_text()
+
+
+async def test_an_encoder_that_never_loads_can_be_stopped(launcher: Launcher) -> None:
+    """SIGTERM ends the process although the load goes on."""
+    flags = ("--backend", "tests.encoder_service.broken:Stuck", "--name", "stuck")
+    service = await launcher.start("encoder_service", *flags, wait=False)
+    service.process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(service.process.wait(), 60) == 0
 
 
 async def _all(call) -> list[encoder_pb2.EncodeRequest]:

@@ -39,7 +39,8 @@ def test_floats_are_what_the_caller_wrote() -> None:
 
 
 BAD = {
-    "temperature": ({"temperature": -0.1}, "temperature: expected at least 0 and at most 100"),
+    "temperature": ({"temperature": -0.1}, "temperature: expected at least 0 and at most 2"),
+    "hot": ({"temperature": 2.1}, "temperature: expected at least 0 and at most 2"),
     "nan": ({"temperature": math.nan}, "temperature: .*got nan"),
     "infinite": ({"temperature": math.inf}, "temperature: .*got inf"),
     "top_p 0": ({"top_p": 0.0}, "top_p: expected above 0 and at most 1, got 0"),
