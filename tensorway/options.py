@@ -56,7 +56,7 @@ class Matching(click.ParamType[str]):
 # A number up to 65535.
 _PORT = r"(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 ADDRESS = Matching(rf"\S+:{_PORT}", "host:port")
-TARGET = Matching(r"(?!https?:)\S+:\S+", "host:port or a gRPC target name")
+TARGET = Matching(r"(?!https?:)\S+:\S+", "host:port")
 # Without a port https has one of its own, and http would be asked on that of https.
 OTLP = Matching(rf"https?://[^\s/]+:{_PORT}/?|https://[^\s/:]+/?", "http://host:port")
 ENDPOINT = Matching(r"[\w-]+(\.[\w-]+){2}", "namespace.component.endpoint")

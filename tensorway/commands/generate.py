@@ -20,7 +20,7 @@ import click
 
 from tensorway.credentials import read_tokens
 from tensorway.flags import BadFlag, argument, command, flag
-from tensorway.options import Seconds
+from tensorway.options import Finite, Seconds
 
 _PLACE = "{image}"
 _URLS = ("data:", "http://", "https://")
@@ -38,7 +38,7 @@ class GenerateOptions:
         None, help="Most tokens of the answer.", type=click.IntRange(min=1)
     )
     temperature: float | None = flag(
-        None, help="0: the likeliest token always.", type=click.FloatRange(0, 2)
+        None, help="0: the likeliest token always.", type=Finite(min=0, max=2)
     )
     rest: str = flag("http://127.0.0.1:8000", help="URL of the REST shim.")
     rest_ca: Path | None = flag(None, help="CA (PEM) that an https shim's certificate is from.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -11,11 +12,13 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def started(
-    module: str, *arguments: str
+    module: str, *arguments: str, **env: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """``python -m module``, once it listens, and its port; leaving stops it."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments, "--port", "0"), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", module, *arguments, "--port", "0"),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **env},
     )
     assert process.stderr is not None
     log = []
