@@ -48,6 +48,13 @@ def check_texts(texts: Sequence[str], field: str, max_inputs: int) -> None:
         raise invalid(f"{field}[{index}]", "expected a text, got an empty string")
 
 
+def check_answer(tokens: int, most: int | None) -> None:
+    """Raise TooLarge when the vectors of so many tokens are more than a message holds."""
+    if most is not None and tokens > most:
+        expected = f"expected at most {most} tokens in a request, got {tokens}"
+        raise TooLarge(f"{expected}: their vectors would not fit an answer (--max-message-mib)")
+
+
 def top_n(request: Any) -> int | None:
     """Most results to return, None for all."""
     if not request.HasField("top_n"):

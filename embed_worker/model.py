@@ -64,11 +64,18 @@ class Model:
             yield
 
     async def pool(
-        self, request: Any, params: Params, task: str, *, patient: bool = False
+        self,
+        request: Any,
+        params: Params,
+        task: str,
+        *,
+        patient: bool = False,
+        most_tokens: int | None = None,
     ) -> Pooled:
         """Rows for the inputs of a request that has `texts` or `tokens`.
 
-        A patient request, one of a stream, waits for room instead of being refused.
+        A patient request, one of a stream, waits for room instead of being refused. One of
+        more than `most_tokens` tokens raises TooLarge before the engine sees it.
         """
         kind = checks.check_inputs(request, self.info, self._max_inputs)
         if patient:
@@ -76,6 +83,7 @@ class Model:
         with self._admission.hold(cost(request), bulk=_bulk(request)):
             with telemetry.stage("tokenize"):
                 batch = await self._tokenize(request, kind)
+            checks.check_answer(batch.tokens, most_tokens)
             if patient:
                 await self._admission.wait_for_room(Cost(tokens=batch.tokens))
             return await self._run(batch, params, task, FIELDS[kind], bulk=_bulk(request))

@@ -23,15 +23,17 @@ _POOLING = pooling_pb2.DESCRIPTOR.services_by_name["PoolingService"]
 class PoolingServicer:
     """PoolingService."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: Holder, max_message_bytes: int) -> None:
         self._holder = holder
+        self._max_numbers = max_message_bytes // np.dtype(np.float32).itemsize
 
     async def TokenEmbed(self, request: pooling_pb2.TokenEmbedRequest, context: Context) -> bytes:
         """One vector for each token, as a serialised TokenEmbedResponse."""
         del context
         with self._accepted(request, "token_embed") as (model, answer):
             params = Params("token_embed", checks.dimensions(request, model.info))
-            pooled = await model.pool(request, params, "token_embed")
+            most = self._max_numbers // (params.dimensions or model.info.dimensions)
+            pooled = await model.pool(request, params, "token_embed", most_tokens=most)
             return answers.token_embed_response(
                 pooled.rows, pooled.offsets, usage=pooled.usage, **answer
             )

@@ -24,7 +24,7 @@ from tensorway.channels import Dialer
 from tensorway.errors import Unavailable
 from tensorway.flags import BadFlag, flag
 from tensorway.handlers import Service
-from tensorway.options import DialOptions, ListenOptions, RegisterOptions, Seconds
+from tensorway.options import MIB, DialOptions, ListenOptions, RegisterOptions, Seconds
 from tensorway.registration import advertised, registered
 from tensorway.serving import Server, Stop
 from tensorway.single import SingleModel
@@ -91,7 +91,7 @@ async def run(stop: Stop, launch: Launch) -> None:
     engine = _engine(launch, holder)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
-        services = _services(holder, single, launch.options)
+        services = _services(holder, single, launch)
         server = await stack.enter_async_context(Server(launch.listen, services))
         if (model := await stop.unless(_load(engine, launch.options))) is None:
             return
@@ -159,8 +159,7 @@ def _describe(model: Model, launch: Launch, port: int) -> model_pb2.Worker:
     )
 
 
-def _services(
-    holder: Holder, single: SingleModel, options: EmbedWorkerOptions
-) -> tuple[Service, ...]:
-    embedding = EmbeddingServicer(holder, options.max_stream_requests)
-    return embedding.service(), PoolingServicer(holder).service(), single.service()
+def _services(holder: Holder, single: SingleModel, launch: Launch) -> tuple[Service, ...]:
+    embedding = EmbeddingServicer(holder, launch.options.max_stream_requests)
+    pooling = PoolingServicer(holder, launch.listen.max_message_mib * MIB)
+    return embedding.service(), pooling.service(), single.service()

@@ -16,7 +16,7 @@ from tensorway.errors import (
     TooLarge,
 )
 from tensorway.v1 import embedding_pb2, pooling_pb2
-from tests.embed_worker.launch import Worker, fails
+from tests.embed_worker.launch import Launcher, Worker, fails
 
 STEPS = "embed_worker_step_inputs_count{model=fake}"
 VOCAB = 1024
@@ -180,6 +180,18 @@ async def test_too_many_inputs(worker: Worker) -> None:
     assert error.field == "texts.texts"
 
 
+async def test_vectors_that_no_answer_holds(start: Launcher) -> None:
+    """Refused before the engine works for them; what just fits is answered."""
+    # A vector is 16 KiB, a message 1 MiB, which has room for other fields besides.
+    worker = await start.start("--dimensions", "4096", "--max-message-mib", "1")
+    error = await fails(call(worker, "TokenEmbed", **ids([5] * 40, [6] * 25)))
+    assert type(error) is TooLarge
+    assert "expected at most 64 tokens in a request, got 65" in str(error)
+    assert (await worker.metrics()).get(STEPS, 0) == 0
+    answer = await call(worker, "TokenEmbed", **ids([5] * 40, [6] * 23))
+    assert sum(embedding.tokens for embedding in answer.embeddings) == 63
+
+
 async def test_not_a_message(worker: Worker) -> None:
     """Bytes that are no request, and text that is no UTF-8, are the caller's error."""
     send = worker.channel.unary_unary("/tensorway.v1.EmbeddingService/Embed")
@@ -199,11 +211,11 @@ async def test_only_the_native_width_without_matryoshka(start: Any) -> None:
 
 
 async def test_one_bad_input_among_64_requests(worker: Worker) -> None:
-    """Only the request with the bad input fails."""
+    """Only the request with the bad input fails, which has 63 good ones besides."""
     good = [worker.embed(f"text {i}") for i in range(63)]
-    bad = fails(call(worker, "Embed", **ids([3], [VOCAB])))
+    bad = fails(call(worker, "Embed", **ids(*[[3]] * 63, [VOCAB])))
     error, *vectors = await asyncio.gather(bad, *good)
-    check(error, "tokens.sequences[1].ids[0]", "got 1024")
+    check(error, "tokens.sequences[63].ids[0]", "got 1024")
     assert [vector.shape for vector in vectors] == [(1, 8)] * 63
 
 
