@@ -20,6 +20,7 @@ class Permit:
 
     async def read(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body of a request; refused as soon as it is over a limit."""
+        _check_encoding(headers)
         self._check(_declared(headers))
         chunks, more = [], True
         while more:
@@ -74,6 +75,13 @@ class Admission:
             raise ResourceExhausted(
                 f"bodies in flight: at most {self._max_buffered} bytes (--max-buffered-mib)"
             )
+
+
+def _check_encoding(headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        field = "content-encoding"
+        raise InvalidArgument(f"{field}: expected identity or none, got {encoding!r}", field=field)
 
 
 def _declared(headers: Headers) -> int:

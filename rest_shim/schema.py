@@ -176,7 +176,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    return text if text.startswith("JSON") else text[:1].lower() + text[1:]
 
 
 def _choices(kind: Any, name: str) -> list[str]:

@@ -13,6 +13,7 @@ names the flag.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,8 @@ def command(
     With ``extra_args``, what no flag of ours takes is kept in order and passed last,
     as a tuple of strings; ``check`` raises BadFlag for what must not be among it. With
     ``terse`` the help leaves out variables, and defaults that say nothing, but they work all
-    the same. Without it there is ``--dry-run``, by which `tensorway check` asks a service.
+    the same; a write that fails, as to a full disk, is told in one line. Without it there is
+    ``--dry-run``, by which `tensorway check` asks a service.
     """
     dry_run = click.Option(["--dry-run"], is_flag=True, help="Check the flags, and stop.")
 
@@ -76,6 +78,12 @@ def command(
                     function(*parsed, *extra)
             except BadFlag as error:
                 raise _Refused(str(error)) from error
+            except OSError as error:
+                # A service's log has all of it; a person is told what it is about. A reader
+                # who left is click's to deal with.
+                if not terse or error.errno == errno.EPIPE:
+                    raise
+                raise click.ClickException(str(error)) from error
 
         return click.Command(
             name,

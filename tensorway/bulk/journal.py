@@ -171,7 +171,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _load(folder: Path, settings: dict[str, Any]) -> State:
-    state = _read(folder) or State(settings)
+    state = _read(folder)
+    # Where nothing was done, as with a misspelt model, there is nothing to agree with.
+    if state is None or not state.rows:
+        return State(settings)
     for name, value in settings.items():
         if state.settings.get(name) != value:
             was = state.settings.get(name)

@@ -43,6 +43,10 @@ def run(fleet: Fleet, work: Work, screen: Screen) -> None:
     except* processes.ProcessFailed as group:
         _explain(screen, group)
         sys.exit(1)
+    except* BrokenPipeError:
+        screen.note("Whoever read this has left; everything was stopped.")
+        # So that nothing is written there on the way out.
+        screen.console.on_broken_pipe()
     except* asyncio.CancelledError:
         if len(signals) > 1:
             sys.exit(130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import pytest
@@ -117,6 +118,16 @@ async def test_half_of_a_surrogate_pair_is_named(shim: Shim):
     """JSON that is cut off by nobody but a bad character says so."""
     error = await refused(shim, await shim.post(b'{"model":"m","input":"\\ud83d"}'))
     assert error["message"].endswith("half of a surrogate pair is no character")
+
+
+async def test_compressed_body_is_named(shim: Shim):
+    """A body in an encoding that is not read here is refused as such, not as broken JSON."""
+    headers = {"content-encoding": "gzip"}
+    body = gzip.compress(b'{"model": "m", "input": "x"}')
+    answer = await shim.http.post("/v1/embeddings", content=body, headers=headers)
+    error = await refused(shim, answer)
+    assert error["param"] == "content-encoding"
+    assert error["message"].endswith("expected identity or none, got 'gzip'")
 
 
 async def test_bad_choice_lists_the_good_ones(shim: Shim):

@@ -256,6 +256,17 @@ async def test_the_first_bad_row_ends_the_run(tmp_path: Path, number: int, why: 
     np.testing.assert_array_equal(contents(output)[1], expected(lines))
 
 
+async def test_a_run_that_did_nothing_binds_nobody(tmp_path: Path) -> None:
+    """After a misspelt model the same command with the right one begins anew."""
+    source, output = text_file(tmp_path, texts(3)), tmp_path / "out.npy"
+    async with served() as (_, address):
+        result = await tensorway(
+            *("embed", "--router", address, "--model", "nobody", source, "--output", output)
+        )
+        assert (result.status, "'nobody'" in result.err) == (1, True)
+        assert (await embedded(address, source, "--output", output))["rows"] == 3
+
+
 async def test_what_does_not_fit_together(tmp_path: Path) -> None:
     """Other settings, another input or an output that exists: status 2, and what to do."""
     source, output = text_file(tmp_path, [*texts(300), ""]), tmp_path / "out.npy"

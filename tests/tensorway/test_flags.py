@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,3 +305,17 @@ def test_forms_of_text(kind: options.Matching, right: tuple[str, ...], wrong: tu
     for text in wrong:
         with pytest.raises(click.BadParameter, match=f"expected {kind.name}"):
             kind.convert(text, None, None)
+
+
+def test_a_failed_write_is_one_line() -> None:
+    """A person reads what went wrong, as a full disk; a service's log has the traceback."""
+
+    def full() -> None:
+        """Write to a full disk."""
+        raise OSError(errno.ENOSPC, "No space left on device", "out.npy")
+
+    result = CliRunner().invoke(command("tensorway-tool", terse=True)(full), [])
+    assert result.exit_code == 1
+    assert result.output == "Error: [Errno 28] No space left on device: 'out.npy'\n"
+    result = CliRunner().invoke(command("tensorway-service")(full), [])
+    assert isinstance(result.exception, OSError)

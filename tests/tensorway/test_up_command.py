@@ -143,6 +143,23 @@ def test_bad_command_line_starts_nothing(args: tuple[str, ...], message: str) ->
     assert message in ended.stderr
 
 
+def test_reader_who_leaves() -> None:
+    """When nobody reads the events any more, everything is stopped, and said so in a line."""
+    command = [sys.executable, "-m", "tensorway.cli", "up", *FAKE, "--json"]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--rest-port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        told = process.stderr.read()
+        assert process.wait(60) == 1
+    assert told.endswith("Whoever read this has left; everything was stopped.\n")
+    assert "Traceback" not in told
+
+
 def test_no_router_is_one_line() -> None:
     """Asking where nobody listens fails with one line, not a traceback."""
     ended = tensorway("models", "--router", "127.0.0.1:1")
