@@ -28,11 +28,14 @@ class Threads:
     def __init__(self, count: int, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._count = count
+        self._closed = False
         for number in range(count):
             threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True).start()
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of the work; if nobody waits for it any more, it is not begun."""
+        if self._closed:
+            raise RuntimeError("the threads were ended")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(work, loop, answer))
@@ -44,6 +47,7 @@ class Threads:
 
     def close(self) -> None:
         """Let each thread end after the work that it has."""
+        self._closed = True
         for _ in range(self._count):
             self._jobs.put(None)
 

@@ -95,12 +95,12 @@ class Batcher:
 
     async def preprocess(self, loads: Sequence[tuple[int, Load]]) -> list[Preprocessed]:
         """All images of a request made ready; the first failure fails them all."""
+        self._check_running()
         return await together(self._prepare(index, load) for index, load in loads)
 
     async def forward(self, prepared: Preprocessed) -> Rows:
         """The encoder's rows for one image."""
-        if self._running is None or self._running.done():
-            raise Unavailable(_STOPPED)
+        self._check_running()
         answer: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
         self._waiting.append(Job(prepared.item, prepared.cost, answer))
         self._wake.set()
@@ -109,6 +109,10 @@ class Batcher:
         finally:
             # An error that comes from here would refer to itself through it.
             del answer
+
+    def _check_running(self) -> None:
+        if self._running is None or self._running.done():
+            raise Unavailable(_STOPPED)
 
     async def _prepare(self, index: int, load: Load) -> Preprocessed:
         try:

@@ -32,6 +32,8 @@ class Flights:
             self._waiting[key] -= 1
             if not self._waiting[key]:
                 del self._waiting[key]
+                # Who asks next must not join what is about to be cancelled.
+                self._forget(key, task)
                 task.cancel()
             # An error that comes from here would refer to itself through it.
             del task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tensorway.encoder import Preprocessed
@@ -28,11 +29,11 @@ class Refusing(MeanEncoder):
 
 
 class Slow(MeanEncoder):
-    """Takes its time to load."""
+    """Loads until a file is there."""
 
     def build(self, model_id: str) -> None:
-        """Sleep."""
-        time.sleep(2)
+        """Wait for the file."""
+        _wait(model_id)
 
 
 class Hung(MeanEncoder):
@@ -54,9 +55,15 @@ class Stuck(MeanEncoder):
 
 
 class Late(MeanEncoder):
-    """Takes its time for all but the first picture."""
+    """Encodes all but the first picture once a file is there."""
 
     def forward_batch(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Sleep, once it is proven."""
-        time.sleep(1 if self.batches else 0)
+        """Wait for the file, once it is proven."""
+        if self.batches:
+            _wait(self.model_id)
         return super().forward_batch(items)
+
+
+def _wait(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.02)

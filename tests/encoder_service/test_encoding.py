@@ -42,6 +42,27 @@ async def loaded(
         yield encoder, backend
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def occupied(encoder: Encoder, backend: Any, width: int = 10) -> asyncio.Task[Any]:
+    """A request that the encoder works on until its gate is opened."""
+    backend.gate.clear()
+    before = backend.entered
+    task = asyncio.create_task(encoder.encode(wide(width)))
+    await until(lambda: backend.entered > before)
+    return task
+
+
+def waiting(encoder: Encoder, count: int) -> Callable[[], bool]:
+    """Whether so many images wait for the encoder."""
+    return lambda: len(encoder._batcher._waiting) == count
+
+
 def wide(*widths: int) -> list[Any]:
     """Images of several widths, each of another colour."""
     return [image_input(picture((i, i, i), (width, 10))) for i, width in enumerate(widths)]
@@ -100,14 +121,12 @@ async def test_what_was_never_built_is_not_closed() -> None:
 async def test_concurrent_requests_share_batches() -> None:
     """What waits while the encoder works goes together, up to the cost limit."""
     async with loaded(encoder_cache_mib=0) as (encoder, backend):
-        backend.gate.clear()
-        calls = [asyncio.create_task(encoder.encode(wide(10))) for _ in range(9)]
-        await asyncio.sleep(0.2)
+        first = await occupied(encoder, backend)
+        calls = [asyncio.create_task(encoder.encode(wide(10))) for _ in range(8)]
+        await until(waiting(encoder, 8))
         backend.gate.set()
-        await asyncio.gather(*calls)
-    assert sum(backend.batches) == 9
-    assert max(backend.batches) == backend.max_batch_cost
-    assert len(backend.batches) <= 4
+        await asyncio.gather(first, *calls)
+    assert backend.batches == [1, 4, 4]
 
 
 def test_a_batch_is_taken_in_order_within_the_budget() -> None:
@@ -168,12 +187,10 @@ async def test_failures_are_the_callers_or_ours(options, kind, match: str) -> No
 async def test_a_bad_item_does_not_fail_its_neighbours() -> None:
     """Of a batch that is refused, each item is tried alone."""
     async with loaded() as (encoder, backend):
-        backend.gate.clear()
-        first = asyncio.create_task(encoder.encode(wide(50)))
-        await asyncio.sleep(0.1)
+        first = await occupied(encoder, backend, 50)
         bad = asyncio.create_task(encoder.encode([image_input(forward="refuse")]))
         good = asyncio.create_task(encoder.encode(wide(40)))
-        await asyncio.sleep(0.2)
+        await until(waiting(encoder, 2))
         backend.gate.set()
         await asyncio.gather(first, good)
         with pytest.raises(InvalidArgument, match="cannot be encoded"):
@@ -185,8 +202,7 @@ async def test_over_the_bound_is_refused_at_once() -> None:
     async with loaded(max_pending_images=3) as (encoder, backend):
         backend.gate.clear()
         call = asyncio.create_task(encoder.encode(wide(10, 20)))
-        await asyncio.sleep(0.05)
-        assert encoder.pending == 2
+        await until(lambda: encoder.pending == 2)
         with pytest.raises(ResourceExhausted, match="2 of 3 images, no room for 2") as raised:
             await encoder.encode(wide(30, 40))
         assert raised.value.retry_after
@@ -221,13 +237,11 @@ async def test_an_encoder_that_hangs_is_noticed() -> None:
 async def test_cancelled_work_is_dropped_before_it_starts() -> None:
     """What nobody waits for any more is not encoded."""
     async with loaded(encoder_cache_mib=0) as (encoder, backend):
-        backend.gate.clear()
-        first = asyncio.create_task(encoder.encode(wide(10)))
-        await asyncio.sleep(0.1)
+        first = await occupied(encoder, backend)
         second = asyncio.create_task(encoder.encode(wide(20)))
-        await asyncio.sleep(0.1)
+        await until(waiting(encoder, 1))
         second.cancel()
-        await asyncio.sleep(0)
+        await asyncio.wait({second})
         backend.gate.set()
         await first
         await encoder.encode(wide(30))
@@ -242,9 +256,9 @@ async def test_leaving_fails_what_is_left() -> None:
     await encoder.load("model")
     backend.gate.clear()
     calls = [asyncio.create_task(encoder.encode(wide(10 * i))) for i in range(1, 8)]
-    await asyncio.sleep(0.2)
+    await until(lambda: backend.preprocessed == 8)
     leaving = asyncio.create_task(encoder.__aexit__(None, None, None))
-    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
     assert {type(result) for result in results} == {Unavailable}
     backend.gate.set()
     await leaving
@@ -284,13 +298,11 @@ async def test_options_and_backgrounds_are_other_images() -> None:
 async def test_a_caller_that_leaves_does_not_take_the_work_along() -> None:
     """Of two who wait for one image, the first may go."""
     async with loaded() as (encoder, backend):
-        backend.gate.clear()
-        first = asyncio.create_task(encoder.encode(wide(10)))
-        await asyncio.sleep(0.1)
+        first = await occupied(encoder, backend)
         second = asyncio.create_task(encoder.encode(wide(10)))
-        await asyncio.sleep(0.1)
+        await until(lambda: encoder._flights._waiting.total() == 2)
         first.cancel()
-        await asyncio.sleep(0.05)
+        await asyncio.wait({first})
         backend.gate.set()
         assert len((await second).rows) == 1
     assert sum(backend.batches) == 1
@@ -328,14 +340,33 @@ async def test_shared_work_ends_when_everybody_left() -> None:
         return rows(1)
 
     callers = [asyncio.create_task(flights.join(b"k", work)) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    await until(lambda: flights._waiting.total() == 2)
     callers[0].cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.wait({callers[0]})
     assert not cancelled.is_set()
     callers[1].cancel()
-    await asyncio.wait_for(cancelled.wait(), 1)
-    await asyncio.sleep(0)
+    await asyncio.wait_for(cancelled.wait(), 60)
     assert b"k" not in flights
+
+
+async def test_who_comes_when_everybody_left_starts_anew() -> None:
+    """What is being cancelled is not joined: it would look as if the newcomer had left."""
+    flights, begun = Flights(), asyncio.Event()
+
+    async def slow() -> np.ndarray:
+        begun.set()
+        await asyncio.sleep(60)
+        return rows(1)
+
+    async def quick() -> np.ndarray:
+        return rows(2)
+
+    first = asyncio.create_task(flights.join(b"k", slow))
+    await begun.wait()
+    first.cancel()
+    second = asyncio.create_task(flights.join(b"k", quick))
+    assert len(await second) == 2
+    assert first.cancelled()
 
 
 def test_a_preprocess_that_is_never_called_stops_the_start() -> None:

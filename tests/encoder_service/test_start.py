@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -56,44 +57,53 @@ async def test_it_registers_and_is_found_by_its_name(launcher: Launcher) -> None
     router = await launcher.start("router", wait=False)
     await launcher.start("encoder_service", *MEAN, "--router", router.address)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (listed := await _models(router.channel)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     (model,) = listed
     assert (model.name, model.dimensions, model.dtype) == ("mean", 8, "float32")
     assert list(model.tasks) == [model_pb2.TASK_ENCODE]
     request = encoder_pb2.EncodeRequest(model="mean", images=[image_input()])
-    parts = [part async for part in router.encoder.Encode(request, timeout=10)]
+    parts = [part async for part in router.encoder.Encode(request, timeout=60)]
     assert parts[-1].end.rows == 2
 
 
-async def test_it_is_alive_at_once_and_ready_when_proven(launcher: Launcher) -> None:
+async def test_it_is_alive_at_once_and_ready_when_proven(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     """While it loads: NOT_SERVING, and calls are refused, not kept waiting."""
-    flags = ("--backend", "tests.encoder_service.broken:Slow", "--name", "mean")
+    file = tmp_path / "weights"
+    backend = ("--backend", "tests.encoder_service.broken:Slow", "--backend-model", str(file))
+    flags = (*backend, "--name", "mean")
     service = await launcher.start("encoder_service", *flags, wait=False)
     request = encoder_pb2.EncodeRequest(model="mean", images=[image_input()])
     assert await service.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError, match="loading") as raised:
-        [_ async for _ in service.encoder.Encode(request, timeout=5)]
+        [_ async for _ in service.encoder.Encode(request, timeout=60)]
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-    await service.logged("ready: mean, rows of 8", 20)
+    file.touch()
+    await service.logged("ready: mean, rows of 8", 60)
     assert await service.health() == health_pb2.HealthCheckResponse.SERVING
     assert 'tensorway_encoder_images_total{origin="encoded"} 1.0' in await service.metrics()
 
 
-async def test_what_is_in_flight_is_finished_at_the_end(launcher: Launcher) -> None:
+async def test_what_is_in_flight_is_finished_at_the_end(launcher: Launcher, tmp_path: Path) -> None:
     """SIGTERM: nothing new, the rest is answered, status 0."""
-    flags = ("--backend", "tests.encoder_service.broken:Late", "--name", "late")
+    file = tmp_path / "result"
+    backend = ("--backend", "tests.encoder_service.broken:Late", "--backend-model", str(file))
+    flags = (*backend, "--name", "late")
     service = await launcher.start("encoder_service", *flags)
     request = encoder_pb2.EncodeRequest(model="late", images=[image_input()])
-    call = service.encoder.Encode(request, timeout=20)
+    call = service.encoder.Encode(request, timeout=60)
     reading = asyncio.create_task(_all(call))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (await service.itself()).load.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     service.process.send_signal(signal.SIGTERM)
+    await service.logged("SIGTERM: stopping", 60)
+    file.touch()
     assert (await reading)[-1].end.rows == 2
-    assert await asyncio.wait_for(service.process.wait(), 20) == 0
+    assert await asyncio.wait_for(service.process.wait(), 60) == 0
 
 
 async def test_an_encoder_that_hangs_ends_the_service(launcher: Launcher) -> None:
@@ -122,4 +132,4 @@ async def _all(call) -> list[encoder_pb2.EncodeRequest]:
 
 async def _models(channel: grpc.aio.Channel) -> list[model_pb2.Model]:
     stub = model_pb2_grpc.ModelServiceStub(channel)
-    return list((await stub.ListModels(model_pb2.ListModelsRequest(), timeout=5)).models)
+    return list((await stub.ListModels(model_pb2.ListModelsRequest(), timeout=30)).models)

@@ -33,7 +33,7 @@ async def test_the_callers_trace_reaches_the_generator(spans: InMemorySpanExport
     async with both() as running:
         call = running.encoder.Generate(
             asked(image_input()),
-            timeout=10,
+            timeout=60,
             metadata=(("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "mine")),
         )
         assert (await gathered(call)).request_id == "mine"

@@ -80,5 +80,5 @@ async def test_a_dead_engine_stops_the_service() -> None:
     assert not watching.done()
     engine.dead = True
     with pytest.raises(EngineDied, match="told to die"):
-        await asyncio.wait_for(stop.wait(), 5)
+        await asyncio.wait_for(stop.wait(), 60)
     await watching

@@ -95,20 +95,20 @@ class Service:
     async def itself(self) -> model_pb2.Worker:
         """Its own description."""
         stub = model_pb2_grpc.ModelServiceStub(self.channel)
-        (worker,) = (await stub.ListWorkers(model_pb2.ListWorkersRequest(), timeout=10)).workers
+        (worker,) = (await stub.ListWorkers(model_pb2.ListWorkersRequest(), timeout=30)).workers
         return worker
 
     async def lists(self, *names: str) -> None:
         """Wait until a router knows the models."""
         stub = model_pb2_grpc.ModelServiceStub(self.channel)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
-                listed = await stub.ListModels(model_pb2.ListModelsRequest(), timeout=5)
+                listed = await stub.ListModels(model_pb2.ListModelsRequest(), timeout=30)
                 if {*names} <= {model.name for model in listed.models}:
                     return
                 await asyncio.sleep(0.1)
 
-    async def idle(self, seconds: float = 5.0) -> None:
+    async def idle(self, seconds: float = 30.0) -> None:
         """Wait until it holds no request."""
         async with asyncio.timeout(seconds):
             while (await self.itself()).load.requests:  # noqa: ASYNC110
@@ -117,7 +117,7 @@ class Service:
     async def health(self) -> int:
         """What it tells an orchestrator."""
         stub = health_pb2_grpc.HealthStub(self.channel)
-        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)).status
 
     async def metrics(self) -> str:
         """What its /metrics shows."""
@@ -183,12 +183,12 @@ class Launcher:
                 service.process.terminate()
         for service in self._services:
             try:
-                await asyncio.wait_for(service.process.wait(), 20)
+                await asyncio.wait_for(service.process.wait(), 60)
             except TimeoutError:
                 service.process.kill()
             await service.channel.close()
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         return response.read().decode()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 from PIL import Image
 
@@ -58,3 +59,29 @@ def test_the_answer_is_about_the_picture(rest: str, tmp_path: Path, color: str) 
     )
     assert ran.returncode == 0, ran.stderr
     assert color in ran.stdout.lower()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities(rest: str, stream: bool) -> None:
+    """The bytes of an answer's tokens are its text, and without randomness they are the likeliest."""
+    with openai.OpenAI(base_url=f"{rest}/v1", api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": "Repeat: naïve 東京 🙂"}],
+            temperature=0,
+            max_tokens=24,
+            logprobs=True,
+            top_logprobs=2,
+            stream=stream,
+        )
+        choices = [chunk.choices[0] for chunk in (answer if stream else [answer])]
+    parts = [choice.delta if stream else choice.message for choice in choices]
+    content = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+    data = b"".join(bytes(one.bytes) for one in content)
+    text = "".join(part.content for part in parts)
+    assert text
+    # The end token has no text.
+    assert data.decode(errors="replace").startswith(text)
+    for one in content:
+        best, _second = one.top_logprobs
+        assert one.logprob == pytest.approx(best.logprob, abs=1e-3)
