@@ -118,7 +118,7 @@ def main(
         found = measure(plan, [int(batch) for batch in batches], count, words, Path(logs))
     click.echo(table(found))
     if over := [one for one in found if one.residue > RESIDUE]:
-        sys.exit(f"batch {over[0].batch}: {over[0].residue:.1%} of the time is in no stage")
+        sys.exit(f"batch {over[0].batch}: the stages miss the median by {over[0].residue:.1%}")
 
 
 if __name__ == "__main__":
