@@ -23,7 +23,7 @@ from tensorway.errors import FailedPrecondition
 from tensorway.handoff import header, stream
 from tensorway.handoff.elements import converted, first_not_finite
 from tensorway.handoff.features import Features
-from tensorway.handoff.negotiation import Agreement, Target, agree, check_size
+from tensorway.handoff.negotiation import Agreement, Target, agree, check_count, check_size
 from tensorway.options import DialOptions
 from tensorway.prompt import check_placeholders
 from tensorway.v1 import generator_pb2, handoff_pb2
@@ -111,6 +111,8 @@ class ExternalEncoderHandoff:
         target = await self._known_generators().target(target_model) if target_model else None
         identity, width = self.encoder.identity, self.encoder.hidden_size
         agreement = agree(identity, width, target, accepted_versions)
+        if target is not None:
+            check_count(len(images), target)
         features = await self.encoder.encode(images)
         return await asyncio.to_thread(self._pack, features, agreement, target)
 

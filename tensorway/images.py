@@ -23,6 +23,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _PLAIN = frozenset({"1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV"})
 _TRANSPARENT = frozenset({"LA", "PA", "RGBA", "La", "RGBa"})
 _DEEP = frozenset({"I;16", "I;16B", "I;16L"})
+_SCAN, _MAX_SCANS = b"\xff\xda", 64
 _BOMBS = (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning)
 
 
@@ -90,6 +91,9 @@ def inspect(data: bytes, max_pixels: int, options: Mapping[str, str]) -> Encoded
         raise ValueError(
             f"expected at most {max_pixels} pixels, got {width * height} ({width} x {height})"
         )
+    # Each scan is a pass over all pixels, and may be a few bytes; encoders write about ten.
+    if picture.format == "JPEG" and (scans := data.count(_SCAN)) > _MAX_SCANS:
+        raise ValueError(f"expected at most {_MAX_SCANS} scans, got {scans}")
     return Encoded(data, picture.mode, width, height, options)
 
 

@@ -58,12 +58,16 @@ def agree(
     return Agreement(version, dtype)
 
 
+def check_count(images: int, target: Target) -> None:
+    """Raise FailedPrecondition for more images than the generator takes."""
+    if images > target.max_images:
+        raise FailedPrecondition(
+            f"{target.model} takes at most {target.max_images} images, got {images}"
+        )
+
+
 def check_size(features: Features, target: Target) -> None:
     """Raise FailedPrecondition for a result that the generator would refuse to receive."""
-    if features.count > target.max_images:
-        raise FailedPrecondition(
-            f"{target.model} takes at most {target.max_images} images, got {features.count}"
-        )
     if features.rows.nbytes > target.max_result_bytes:
         raise FailedPrecondition(
             f"{target.model} takes results of at most {target.max_result_bytes} bytes, "

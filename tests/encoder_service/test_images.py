@@ -146,6 +146,15 @@ def bomb(width: int, height: int) -> bytes:
     )
 
 
+def test_a_few_bytes_cannot_cost_hours() -> None:
+    """A progressive JPEG may repeat a scan as often as it likes; each is a pass over all."""
+    data = encoded(Image.new("RGB", (64, 64), "red"), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    assert decoded(data).shape == (64, 64, 3)
+    with pytest.raises(ValueError, match="expected at most 64 scans, got 1010"):
+        images.inspect(data[:-2] + 1000 * last + data[-2:], PIXELS, {})
+
+
 @pytest.mark.parametrize("data", [b"", b"<html>", b"\x89PNG\r\n\x1a\n", b"x" * 1000])
 def test_what_is_no_image_is_refused(data: bytes) -> None:
     """The message says how much came, and nothing of what."""

@@ -271,6 +271,7 @@ async def test_what_the_generator_cannot_take_is_known_before_encoding() -> None
     async with both() as running:
         with pytest.raises(grpc.aio.AioRpcError, match="at most 4 images, got 5"):
             await generated(running, *[image_input()] * 5, ids=[7] * 5)
+        assert running.backend.batches == []
 
 
 async def test_only_what_a_generator_needs_goes_on() -> None:

@@ -63,7 +63,7 @@ def test_the_answer_is_about_the_picture(rest: str, tmp_path: Path, color: str) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities(rest: str, stream: bool) -> None:
-    """The bytes of an answer's tokens are its text, and without randomness they are the likeliest."""
+    """The bytes of an answer's tokens are its text; without randomness they are the likeliest."""
     with openai.OpenAI(base_url=f"{rest}/v1", api_key="none") as client:
         answer = client.chat.completions.create(
             model="smollm2",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorway.errors import FailedPrecondition
-from tensorway.handoff.negotiation import Agreement, Target, agree, check_size
+from tensorway.handoff.negotiation import Agreement, Target, agree, check_count, check_size
 from tensorway.v1 import handoff_pb2, tensor_pb2
 
 FLOAT32, BFLOAT16 = tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_BFLOAT16
@@ -72,6 +72,6 @@ def test_sizes_are_compared_before_sending(make) -> None:
     """A result that the generator would refuse is not sent to it."""
     check_size(make(10, 20), target())
     with pytest.raises(FailedPrecondition, match="at most 2 images, got 3"):
-        check_size(make(1, 1, 1), target())
+        check_count(3, target())
     with pytest.raises(FailedPrecondition, match="at most 1000 bytes, this one has 1600"):
         check_size(make(100), target())
