@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import click
 
@@ -132,9 +132,10 @@ def main(only: str, seconds: float, rounds: int, workers: list[float], out: Path
     """Print how speed and memory grow with work, and draw it."""
     leave_on_sigterm()
     out.mkdir(parents=True, exist_ok=True)
-    wanted = only.split(",") if only else None
-    told, drawn = [], []
+    wanted = only.split(",") if only else [*parts(out, []), "queued"]
+    told, drawn = (out / "growth.md").open("w"), []
     with ExitStack() as stack:
+        stack.enter_context(told)
         launcher = Launcher(stack, out)
         loads = [
             Generator(launcher.python(f"load{number}", "bench.load", piped=True).child)
@@ -143,17 +144,20 @@ def main(only: str, seconds: float, rounds: int, workers: list[float], out: Path
         for load in loads:
             launcher.wait_for("a load generator", load.ready)
         for name, part in parts(out, [int(n) for n in workers]).items():
-            if wanted is None or name in wanted:
+            if name in wanted:
                 points = measure(part, loads, seconds, rounds)
-                told.append(curves.table(points, part.curve))
                 drawn.append((part.curve, points))
-                click.echo(told[-1])
-    if wanted is None or "queued" in wanted:
-        told.append(queued.table(queued.measure([0, 8, 16, 32, 64])))
-        click.echo(told[-1])
+                _tell(curves.table(points, part.curve), told)
+        if "queued" in wanted:
+            _tell(queued.table(queued.measure([0, 8, 16, 32, 64])), told)
     if drawn:
         curves.draw(drawn, out / "growth.png")
-    (out / "growth.md").write_text("\n".join(told))
+
+
+def _tell(table: str, file: TextIO) -> None:
+    # At once, for a run that is cut short has measured something too.
+    click.echo(table)
+    print(table, file=file, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,10 @@ All of them stand before the same worker, which answers from memory, and take tu
 one run, so that only their ratios matter. nginx is left out when it is not installed. The
 last two hops are our Python client, at the worker itself and in direct mode, which is
 compared with the former.
+
+While 32 calls are in flight, the processor time of each process is taken, too: what a call
+costs the client, the worker and the hop. On cores that all of them share, the sum bounds
+the calls per second, whatever the hop.
 """
 
 from __future__ import annotations
@@ -22,11 +26,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
+import psutil
 
-from bench.hop_servers import BIG, EMBED, MODEL, free_port, nginx, port_of, process, role
+from bench.hop_servers import BIG, EMBED, MODEL, cpu, free_port, nginx, port_of, process, role
 from tensorway.channels import server_arguments
 from tensorway.client import AsyncClient
 from tensorway.errors import TensorwayError
@@ -56,9 +61,27 @@ class Hop:
     """Small calls per second, 32 at once."""
     big: list[float] = field(default_factory=list)
     """Median milliseconds of a call with a 4 MiB answer."""
+    server: psutil.Process | None = None
+    """What is between client and worker."""
+    costs: list[Cost] = field(default_factory=list)
+    """Milliseconds of processor time for a small call, 32 at once."""
 
 
-async def measure(hop: Hop, calls: int, seconds: float) -> None:
+class Cost(NamedTuple):
+    """Processor time of each process."""
+
+    client: float
+    worker: float
+    hop: float
+
+
+def spent(hop: Hop, worker: psutil.Process) -> Cost:
+    """What each process has taken until now, in milliseconds."""
+    own = sum(psutil.Process().cpu_times()[:2])
+    return Cost(own * 1000, cpu(worker) * 1000, cpu(hop.server) * 1000 if hop.server else 0.0)
+
+
+async def measure(hop: Hop, worker: psutil.Process, calls: int, seconds: float) -> None:
     """One round of one hop."""
     hop.p50.append(await _median(hop.sends[0], SMALL, calls))
     hop.big.append(await _median(hop.sends[0], BIG, max(calls // 20, 5)))
@@ -71,9 +94,11 @@ async def measure(hop: Hop, calls: int, seconds: float) -> None:
             await send(SMALL)
             done += 1
 
-    started = time.perf_counter()
+    started, before = time.perf_counter(), spent(hop, worker)
     await asyncio.gather(*(caller(hop.sends[i % len(hop.sends)]) for i in range(CALLERS)))
     hop.rate.append(done / (time.perf_counter() - started))
+    after = spent(hop, worker)
+    hop.costs.append(Cost(*((b - a) / done for a, b in zip(before, after, strict=True))))
 
 
 async def _median(send: Send, text: str, calls: int) -> float:
@@ -108,32 +133,35 @@ async def client(stack: AsyncExitStack, port: int, *, direct: bool) -> Send:
     return lambda text: opened.embed([text], model=MODEL)
 
 
-async def start(stack: AsyncExitStack, routers: int) -> list[Hop]:
-    """Start everything; the hops, in the order in which they are shown."""
+async def start(stack: AsyncExitStack, routers: int) -> tuple[list[Hop], psutil.Process]:
+    """Start everything; the hops, in the order in which they are shown, and the worker."""
+    started: dict[str, subprocess.Popen[str]] = {}
 
-    def begin(*command: str) -> subprocess.Popen[str]:
-        return stack.enter_context(process(*command))
+    def begin(name: str, *command: str) -> subprocess.Popen[str]:
+        started[name] = stack.enter_context(process(*command))
+        return started[name]
 
     ports = {"router": free_port(), "routers": free_port(), "nginx": free_port()}
     router = (sys.executable, "-m", "router", "--log-level", "error", "--port")
-    begin(*router, str(ports["router"]))
-    begin(*router, str(ports["routers"]), "--processes", str(routers))
+    begin("router", *router, str(ports["router"]))
+    begin("routers", *router, str(ports["routers"]), "--processes", str(routers))
     addresses = [f"127.0.0.1:{ports[name]}" for name in ("router", "routers")]
-    ports["none"] = port_of(begin(*role("worker", *addresses)))
-    ports["bare proxy"] = port_of(begin(*role("proxy", str(ports["none"]))))
+    ports["none"] = port_of(begin("none", *role("worker", *addresses)))
+    ports["bare proxy"] = port_of(begin("bare proxy", *role("proxy", str(ports["none"]))))
     names = ["none", "bare proxy", "router", "routers"]
     if shutil.which("nginx"):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        begin(*nginx(folder, ports["none"], ports["nginx"]))
+        begin("nginx", *nginx(folder, ports["none"], ports["nginx"]))
         names.append("nginx")
     hops = [Hop(name, connections(stack, ports[name])) for name in names]
     for hop in hops:
+        hop.server = None if hop.name == "none" else psutil.Process(started[hop.name].pid)
         await ready(hop)
     return [
         *hops,
         Hop("client", [await client(stack, ports["none"], direct=False)]),
         Hop("direct", [await client(stack, ports["router"], direct=True)], "client"),
-    ]
+    ], psutil.Process(started["none"].pid)
 
 
 async def ready(hop: Hop) -> None:
@@ -151,10 +179,10 @@ async def ready(hop: Hop) -> None:
 async def main(arguments: argparse.Namespace) -> None:
     """Start everything, measure in turns, print the table."""
     async with AsyncExitStack() as stack:
-        hops = await start(stack, arguments.routers)
+        hops, worker = await start(stack, arguments.routers)
         for number in range(arguments.rounds):
             for hop in hops if number % 2 else reversed(hops):
-                await measure(hop, arguments.calls, arguments.seconds)
+                await measure(hop, worker, arguments.calls, arguments.seconds)
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
         report(hops)
 
@@ -162,6 +190,7 @@ async def main(arguments: argparse.Namespace) -> None:
 def report(hops: list[Hop]) -> None:
     """The medians of all rounds, and what each hop adds to the one it is compared with."""
     heads = f"{'p50 ms':>9}{'added':>9}{'calls/s':>9}{'ratio':>9}{'4 MiB ms':>10}{'added':>9}"
+    heads += f"{'client':>9}{'worker':>9}{'hop':>9}{'CPU ms':>9}"
     print(f"{'hop':<12}{heads}")
     by_name = {hop.name: hop for hop in hops}
     for hop in hops:
@@ -172,8 +201,14 @@ def report(hops: list[Hop]) -> None:
         print(
             f"{hop.name:<12}{statistics.median(hop.p50):>9.3f}{added:>9.3f}"
             f"{statistics.median(hop.rate):>9.0f}{part:>9.2f}"
-            f"{statistics.median(hop.big):>10.2f}{big:>9.2f}"
+            f"{statistics.median(hop.big):>10.2f}{big:>9.2f}" + shown(hop.costs)
         )
+
+
+def shown(costs: list[Cost]) -> str:
+    """What a call costs each process, and all of them."""
+    client, worker, hop = map(statistics.median, zip(*costs, strict=True))
+    return f"{client:>9.3f}{worker:>9.3f}{hop:>9.3f}{client + worker + hop:>9.3f}"
 
 
 if __name__ == "__main__":

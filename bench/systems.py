@@ -83,7 +83,10 @@ def tensorway(launcher: Launcher, stack: ExitStack, plan: Plan) -> Start:
         Subject("worker", Target("grpc", f"{HOST}:{ports[0]}"), workers[:1]),
         Subject("rest", Target("base64", f"{HOST}:{rest}"), (rests, routers, *workers)),
     ]
-    return Start(lambda: registered(router) == plan.workers, subjects)
+    return Start(
+        lambda: registered(router) == plan.workers and _lists_model(rest),
+        subjects,
+    )
 
 
 def _worker_env(plan: Plan, index: int) -> dict[str, str]:

@@ -19,6 +19,8 @@ from bench.jobs import Job, Outcome
 
 _START_SECONDS = 90.0
 _QUIET = ("--no-gpu-telemetry", "--no-server-metrics", "--ui", "none", "--use-server-token-count")
+# Its processes take the cores of what they measure: as few of them as it lets us have.
+_SMALL = ("--workers-max", "1", "--record-processor-service-count", "1")
 
 
 class Aiperf:
@@ -60,7 +62,7 @@ class Aiperf:
         paced = ("--request-rate", str(job.rate), "--arrival-pattern", "constant")
         return (
             *(self._program, "profile", "--model", NAME, "--url", f"http://{job.target.address}"),
-            *("--endpoint-type", "embeddings", "--tokenizer", self._model, *_QUIET),
+            *("--endpoint-type", "embeddings", "--tokenizer", self._model, *_QUIET, *_SMALL),
             *("--extra-inputs", f"encoding_format:{job.target.kind}"),
             *("--input-file", str(given), "--custom-dataset-type", "single_turn"),
             *("--benchmark-duration", str(job.seconds), "--output-artifact-dir", str(folder)),
