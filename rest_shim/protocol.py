@@ -14,6 +14,7 @@ _HTTP2_WORDS = b"this server speaks HTTP/1.1"
 _HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
 LINGER_SECONDS = 2.0
+READ_SECONDS = 60.0
 
 
 class Protocol(HttpToolsProtocol):
@@ -21,13 +22,15 @@ class Protocol(HttpToolsProtocol):
 
     A head (or the frame of a chunk) that is too large is answered with 431, and one that
     takes too long is closed. So is a connection whose request was answered early, unless
-    the rest of its body comes soon: until then nothing else can be asked on it.
+    the rest of its body comes soon: until then nothing else can be asked on it. One whose
+    client does not read is cut: its answer and its permit would be held as long as it likes.
     """
 
     # Bytes that have brought neither a whole head nor a part of a body.
     _pending = 0
     _in_body = False
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a first request as long as for a further one."""
@@ -39,8 +42,19 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_timer()
+        self._read_again()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read, but not for ever."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._read_again()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and bound what is not complete yet."""
@@ -133,6 +147,11 @@ class Protocol(HttpToolsProtocol):
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _read_again(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _start_timer(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._too_late)

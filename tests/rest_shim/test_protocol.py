@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -153,6 +155,27 @@ async def test_early_answer_ends_the_connection(
     async with shims(RestOptions(timeout=0.3)) as shim, connected(shim) as (reader, writer):
         writer.write(POST + b"content-length: %d\r\n\r\n{" % length)
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 %b " % status)
+
+
+async def test_client_who_does_not_read_is_cut(shim: Shim, monkeypatch: pytest.MonkeyPatch):
+    """An answer that nobody reads is given up, and what it held is free again."""
+    monkeypatch.setattr(protocol, "READ_SECONDS", 0.2)
+    shim.router.width = 512
+    body = json.dumps({"model": MODEL, "input": [str(number) for number in range(2048)]}).encode()
+    async with connected(shim) as (reader, writer):
+        # What is read ahead here must not be all of it.
+        reader._transport.pause_reading()
+        writer.write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        await asyncio.wait_for(shim.router.started.wait(), 5)
+        async with asyncio.timeout(10):
+            while await in_flight(shim):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def in_flight(shim: Shim) -> float:
+    """Requests that are being worked on."""
+    text = (await shim.http.get("/metrics")).text
+    return float(re.findall(r"^tensorway_rest_requests_in_flight (\S+)$", text, re.MULTILINE)[0])
 
 
 async def test_connection_goes_on_when_the_body_ends(shims: Shims):
