@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from embed_worker import metrics
 from embed_worker.engine import Params
+from embed_worker.fake_engine import vector
 from embed_worker.tokenizer import Batch
-from embed_worker.vector_cache import chosen, content_keys
+from embed_worker.vector_cache import VectorCache, chosen, content_keys
 from tensorway.row_cache import RowCache
 from tensorway.v1 import pooling_pb2
 from tests.embed_worker.launch import Launcher, Worker, fails
@@ -31,8 +36,8 @@ def batch(*inputs: list[int]) -> Batch:
 
 async def counts(worker: Worker) -> tuple[float, float, float]:
     """Hits, misses, and inputs that the engine was given."""
-    metrics = await worker.metrics()
-    return metrics[INPUTS.format("hit")], metrics[INPUTS.format("miss")], metrics[STEPPED]
+    shown = await worker.metrics()
+    return shown[INPUTS.format("hit")], shown[INPUTS.format("miss")], shown[STEPPED]
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +135,9 @@ async def test_without_the_flag_nothing_is_kept(worker: Worker) -> None:
     """The cache is off by default: a text that comes again is computed again."""
     before = (await worker.metrics())[STEPPED]
     await worker.embed("again", "again")
-    metrics = await worker.metrics()
-    assert metrics[STEPPED] == before + 2
-    assert not [name for name in metrics if "vector_cache" in name and "{" in name]
+    shown = await worker.metrics()
+    assert shown[STEPPED] == before + 2
+    assert not [name for name in shown if "vector_cache" in name and "{" in name]
 
 
 def test_keys_are_of_the_content_alone() -> None:
@@ -148,6 +153,37 @@ def test_chosen_inputs_keep_their_ids() -> None:
     some = chosen(batch([1, 2], [3], [4, 5, 6]), [2, 0])
     assert_array_equal(some.ids, [4, 5, 6, 1, 2])
     assert_array_equal(some.offsets, [0, 3, 5])
+
+
+class Counting:
+    """An engine in process, that tells what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[bytes] = []
+
+    async def run(self, batch: Batch, params: Params, *, bulk: bool = False) -> Any:
+        """The fake engine's vectors."""
+        inputs = np.split(batch.ids, batch.offsets[1:-1])
+        self.given += [ids.tobytes() for ids in inputs]
+        return np.stack([vector(ids.tolist(), 8) for ids in inputs]), np.arange(len(inputs) + 1)
+
+
+INPUTS_OF_SOME = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=2), min_size=1)
+
+
+@settings(max_examples=50)
+@given(requests=st.lists(INPUTS_OF_SOME, max_size=8), entries=st.integers(1, 6))
+async def test_whatever_is_asked(requests: list[list[list[int]]], entries: int) -> None:
+    """Any requests have the engine's vectors, no request computes one twice, bytes are bounded."""
+    engine: Any = Counting()
+    cache = VectorCache("property", engine, entries * ENTRY)
+    for inputs in requests:
+        engine.given.clear()
+        rows, offsets = await cache.run(batch(*inputs), Params())
+        assert_array_equal(rows, np.stack([vector(ids, 8) for ids in inputs]))
+        assert_array_equal(offsets, np.arange(len(inputs) + 1))
+        assert len(engine.given) == len(set(engine.given))
+        assert metrics.CACHE_BYTES.labels("property")._value.get() <= entries * ENTRY
 
 
 def test_overhead_counts() -> None:
