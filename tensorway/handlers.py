@@ -164,6 +164,7 @@ class Calls:
     async def _call(self, rules: _Rules, context: Context) -> AsyncIterator[None]:
         started, code = time.perf_counter(), grpc.StatusCode.UNKNOWN
         error: errors.TensorwayError | None = None
+        admitted = False
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -174,6 +175,7 @@ class Calls:
         with telemetry.server_span(rules.name, headers) as span:
             try:
                 self._admit(rules, headers)
+                admitted = True
                 async with self._in_time(rules, context):
                     yield
                 code = grpc.StatusCode.OK
@@ -199,6 +201,9 @@ class Calls:
             # gRPC keeps it, and raises it again by itself. What it knows of the error and of us
             # would keep the request in memory until garbage is collected.
             aborted.__context__ = aborted.__traceback__ = None
+            # Who was not let in must not go on.
+            if not admitted:
+                raise
 
     def _admit(self, rules: _Rules, headers: Mapping[str, str]) -> None:
         if self._expired or (self._closed and not rules.open):

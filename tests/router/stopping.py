@@ -7,11 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import click
 import grpc
 
 from tensorway.channels import server_arguments
+
+
+@asynccontextmanager
+async def stopping() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A server that takes up no call, and its address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.router.stopping"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process, f"127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        await process.communicate(b"\n")
 
 
 async def main() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from tests.router.conftest import Running
+from tests.router.conftest import Running, routing
 from tests.router.fakes import FakeWorker, vector
 
 
@@ -36,3 +36,17 @@ async def test_an_unknown_model_is_not_found_and_the_known_ones_are_listed(
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert repr(name) in str(caught.value.details())
     assert "'a'" in str(caught.value.details())
+
+
+async def test_a_router_that_has_just_started_waits_for_workers() -> None:
+    """A call that comes before the workers do is answered, and not for ever waited for."""
+    async with routing(settle=60) as router:
+        early = asyncio.create_task(router.embed("x", timeout=30))
+        await asyncio.sleep(0.2)
+        worker = await router.add()
+        assert (await early).embeddings
+        assert len(worker.requests) == 1
+    async with routing(settle=0.1) as router:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await router.embed("x", timeout=30)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND

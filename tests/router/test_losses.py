@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
+from tensorway.client import AsyncClient
 from tests.router.conftest import Running, routing
 from tests.router.fakes import vector
 from tests.router.load import Load
@@ -60,6 +61,24 @@ async def test_a_rolling_restart_under_load_is_not_noticed(router: Running) -> N
     assert load.errors == []
     await router.until(lambda: len(router.fleet.workers()) == 3)
     assert all(".new" in worker.place[0] for worker in router.fleet.workers())
+
+
+async def test_a_rolling_restart_is_not_noticed_in_direct_mode_either(router: Running) -> None:
+    """Clients past the router leave a worker that stops; batches and single texts."""
+    old = [await router.start("--endpoint", f"test.w{i}.embed") for i in range(2)]
+    async with AsyncClient(router.address, direct=True) as client:
+
+        async def embed(*texts: str) -> list[list[float]]:
+            return (await client.embed(texts, model="fake")).tolist()
+
+        async with Load(embed, rate=50).going() as calls, Load(embed, 10, batch=90).going() as some:
+            for number, process in enumerate(old):
+                await router.start("--endpoint", f"test.new{number}.embed")
+                process.terminate()
+                assert await process.wait() == 0
+            await calls.until(20)
+
+    assert calls.errors == some.errors == []
 
 
 async def test_vectors_are_right_while_one_worker_is_slow_and_one_dies(router: Running) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from tensorway.v1 import model_pb2
 from tests.router.conftest import Running
 from tests.router.fakes import POISON, FakeWorker, running, vector
+from tests.router.stopping import stopping
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
@@ -85,20 +83,6 @@ async def test_a_poison_request_kills_at_most_two_workers(router: Running) -> No
     assert "2 workers were lost" in str(caught.value.details())
     assert (await router.embed("hello")).embeddings
     assert sum(one.returncode is None for one in processes) == 2
-
-
-@asynccontextmanager
-async def stopping() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A server that takes up no call, and its address."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.router.stopping"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process, f"127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        await process.communicate(b"\n")
 
 
 async def test_calls_that_a_stopping_server_resets_are_not_noticed(router: Running) -> None:

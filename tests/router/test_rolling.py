@@ -14,9 +14,10 @@ import pytest
 
 from tensorway.client import AsyncClient
 from tensorway.v1 import embedding_pb2_grpc
-from tests.router.conftest import request
-from tests.router.fakes import FakeWorker, running
+from tests.router.conftest import request, routing
+from tests.router.fakes import FakeWorker, running, vector
 from tests.router.load import Embed, Load
+from tests.router.stopping import stopping
 
 # What gRPC's documentation shows, and any client in any language may have.
 POLICY = {
@@ -70,6 +71,19 @@ async def ours(target: str) -> AsyncIterator[Embed]:
             return (await client.embed(texts, model="fake")).tolist()
 
         yield embed
+
+
+async def test_a_call_that_a_stopping_server_reset_goes_to_the_next() -> None:
+    """Our client knows that nobody has looked at it, though gRPC calls it CANCELLED."""
+    async with routing() as router, stopping() as (process, address):
+        await router.add()
+        async with ours(f"ipv4:{address},{router.address}") as embed:
+            calls = asyncio.gather(*(embed("x") for _ in range(5)))
+            # They are on their way to who does not take them up, which nothing can see.
+            await asyncio.sleep(0.5)
+            process.stdin.write(b"\n")
+
+            assert await calls == [[vector("x")]] * 5
 
 
 @pytest.mark.parametrize("client", [plain, ours])

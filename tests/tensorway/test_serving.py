@@ -153,6 +153,45 @@ async def test_leaving_by_an_error_does_not_wait(rpcs: Any) -> None:
     assert rpcs(EMBED, "UNAVAILABLE") == 1
 
 
+async def test_a_client_leaves_a_server_that_stops(caplog: pytest.LogCaptureFixture) -> None:
+    """At once when it waits for nothing, and soon when it does; what it waits for is answered."""
+    arrived, release = asyncio.Event(), asyncio.Event()
+
+    async def embed(request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+        arrived.set()
+        await release.wait()
+        return pb.EmbedResponse(model="answered")
+
+    server = await Server(ListenOptions(), Fake(embed).services()).__aenter__()
+    address, alone = f"127.0.0.1:{server.port}", (("grpc.use_local_subchannel_pool", 1),)
+    dialer = Dialer(DialOptions())
+    async with dialer.open(address, *alone) as waiting, dialer.open(address, *alone) as idle:
+        await idle.channel_ready()
+        call = embedding_pb2_grpc.EmbeddingServiceStub(waiting).Embed(pb.EmbedRequest())
+        await arrived.wait()
+        leaving = asyncio.create_task(server.__aexit__(None, None, None))
+        for channel in (idle, waiting):
+            await refused_by_the_system(channel)
+        assert not leaving.done()
+        release.set()
+        assert (await call).model == "answered"
+        await leaving
+    # To be refused is no error of the server.
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def refused_by_the_system(channel: grpc.aio.Channel) -> None:
+    """Wait until calls do not reach the server any more."""
+    said: str | None = ""
+    async with asyncio.timeout(20):
+        while "Connection refused" not in str(said):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await embedding_pb2_grpc.EmbeddingServiceStub(channel).Embed(pb.EmbedRequest())
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            said = caught.value.details()
+            await asyncio.sleep(0.01)
+
+
 async def test_stop_interrupts_work() -> None:
     """A signal during a long start ends the start; without one, its result comes through."""
     stop = Stop()
