@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -29,8 +30,18 @@ class Threads:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._count = count
         self._closed = False
+        self._busy: dict[int, tuple[float, _Job]] = {}
         for number in range(count):
-            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True).start()
+            thread = threading.Thread(
+                target=self._work, args=(number,), name=f"{name}_{number}", daemon=True
+            )
+            thread.start()
+
+    @property
+    def busy(self) -> float:
+        """Seconds since the oldest work that is being done was begun; 0 when there is none."""
+        began = [began for began, _ in list(self._busy.values())]
+        return time.monotonic() - min(began) if began else 0.0
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of the work; if nobody waits for it any more, it is not begun."""
@@ -45,16 +56,27 @@ class Threads:
             # An error that comes from here would refer to itself through it.
             del answer
 
+    def abandon(self, error: Exception) -> None:
+        """Fail all work, begun or not; nobody waits for it any more."""
+        jobs = [job for _, job in list(self._busy.values())]
+        with suppress(Empty):
+            while True:
+                if (job := self._jobs.get_nowait()) is not None:
+                    jobs.append(job)
+        for job in jobs:
+            _tell(job.answer, False, error)
+
     def close(self) -> None:
         """Let each thread end after the work that it has."""
         self._closed = True
         for _ in range(self._count):
             self._jobs.put(None)
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         while (job := self._jobs.get()) is not None:
+            self._busy[number] = time.monotonic(), job
             _do(job)
-            del job
+            del self._busy[number], job
 
 
 def _do(job: _Job) -> None:

@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 Load = Callable[[], Image]
 _STOPPED = "the encoder is not running"
 _CALLERS_FAULT = (ValueError, TypeError)
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS, _WATCH_SECONDS = 5.0, 1.0
 
 
 class EncoderHangs(Exception):
@@ -78,7 +78,7 @@ class Batcher:
     async def load(self, model_id: str) -> None:
         """Build the backend on its thread, and start."""
         await self._encoder.run(lambda: self._backend.build(model_id))
-        self._running = asyncio.create_task(self._run())
+        self._running = asyncio.create_task(self._drive())
 
     async def close(self) -> None:
         """Fail what is left, and close the backend on its thread if it was built."""
@@ -88,8 +88,7 @@ class Batcher:
             await asyncio.wait({running})
             with suppress(TimeoutError):
                 # It may hang, and nobody watches any more.
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await self._encoder.run(self._backend.close)
+                await asyncio.wait_for(self._encoder.run(self._backend.close), _CLOSE_SECONDS)
         self._preprocess.close()
         self._encoder.close()
 
@@ -119,6 +118,8 @@ class Batcher:
             prepared = await self._preprocess.run(lambda: self._prepared(load))
         except _CALLERS_FAULT as error:
             raise bad_image(index, error) from None
+        except Unavailable:
+            raise
         except Exception as error:
             LOG.exception("preprocess failed")
             raise Internal("the encoder's preprocessing failed") from error
@@ -132,6 +133,20 @@ class Batcher:
         if self._backend.preprocess_concurrency == 0:
             return Preprocessed(image)
         return self._backend.preprocess(image)
+
+    async def _drive(self) -> None:
+        try:
+            await together([self._run(), self._watch()])
+        finally:
+            self._preprocess.abandon(Unavailable(_STOPPED))
+
+    async def _watch(self) -> None:
+        while True:
+            if self._encoder.busy > self._timeout:
+                raise EncoderHangs(f"forward_batch takes longer than {self._timeout:g} s")
+            if self._preprocess.busy > self._timeout:
+                raise EncoderHangs(f"preprocess takes longer than {self._timeout:g} s")
+            await asyncio.sleep(min(_WATCH_SECONDS, self._timeout / 2))
 
     async def _run(self) -> None:
         try:
@@ -149,10 +164,10 @@ class Batcher:
             return
         metrics.BATCH.observe(len(batch))
         try:
-            results = await self._watched(batch)
+            results = await self._encoder.run(lambda: self._forward(batch))
         except _CALLERS_FAULT as error:
             await self._isolate(batch, error)
-        except (asyncio.CancelledError, EncoderHangs):
+        except asyncio.CancelledError:
             _fail(batch, Unavailable(_STOPPED))
             raise
         except Exception:
@@ -162,17 +177,6 @@ class Batcher:
             for job, rows in zip(batch, results, strict=True):
                 if not job.answer.done():
                     job.answer.set_result(rows)
-
-    async def _watched(self, batch: list[Job]) -> list[Rows]:
-        try:
-            async with asyncio.timeout(self._timeout) as timer:
-                return await self._encoder.run(lambda: self._forward(batch))
-        except TimeoutError as error:
-            # The backend may raise one, too.
-            if not timer.expired():
-                raise
-            expected = f"{len(batch)} images within {self._timeout:g} s (--encoder-timeout)"
-            raise EncoderHangs(f"the encoder hangs: it has not encoded {expected}") from error
 
     async def _isolate(self, batch: list[Job], error: Exception) -> None:
         """One item is wrong: run each alone, so that it fails nobody else."""

@@ -49,8 +49,8 @@ class EncoderOptions:
     )
     encoder_timeout: float = flag(
         300.0,
-        help="Seconds that one call of `forward_batch` may take; then the encoder is taken for "
-        "hung, and the process ends with status 1.",
+        help="Seconds that one call of `forward_batch` or `preprocess` may take; then the encoder "
+        "is taken for hung, and the process ends with status 1.",
         type=Seconds(min=0.1),
     )
 

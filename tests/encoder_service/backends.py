@@ -63,6 +63,7 @@ class PreprocessingEncoder(MeanEncoder):
     def __init__(self) -> None:
         super().__init__()
         self.preprocessed = 0
+        self.released = threading.Event()
         self.preprocess_threads: set[str] = set()
 
     def preprocess(self, raw: Image) -> Preprocessed:
@@ -75,6 +76,8 @@ class PreprocessingEncoder(MeanEncoder):
                 raise SystemExit(3)
             case "stop":
                 raise StopIteration
+            case "hang":
+                self.released.wait(60)
             case str():
                 raise KeyError("a secret of ours")
         self.preprocessed += 1

@@ -218,20 +218,24 @@ async def test_more_images_than_a_request_may_have_are_the_callers_mistake() -> 
             await encoder.encode([image_input()] * 17)
 
 
-async def test_an_encoder_that_hangs_is_noticed() -> None:
+@pytest.mark.parametrize("where", ["forward_batch", "preprocess"])
+async def test_an_encoder_that_hangs_is_noticed(where: str) -> None:
     """Who waits for it is told, and so is the service, which cannot go on."""
-    async with loaded(encoder_timeout=0.2, encoder_cache_mib=0) as (encoder, backend):
+    async with loaded(encoder_timeout=1.0, encoder_cache_mib=0) as (encoder, backend):
         crash: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         encoder.on_crash(crash.set_result)
         backend.gate.clear()
-        calls = [asyncio.create_task(encoder.encode(wide(10))) for _ in range(6)]
+        options = {"break": "hang"} if where == "preprocess" else {}
+        calls = [asyncio.create_task(encoder.encode([image_input(**options)])) for _ in range(6)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(result) for result in results} == {Unavailable}
-        assert isinstance(await crash, EncoderHangs)
+        assert isinstance(error := await crash, EncoderHangs)
+        assert where in str(error)
         with pytest.raises(Unavailable, match="not running"):
             await encoder.encode(wide(10))
     assert not backend.closed, "its thread cannot be reached"
     backend.gate.set()
+    backend.released.set()
 
 
 async def test_cancelled_work_is_dropped_before_it_starts() -> None:
