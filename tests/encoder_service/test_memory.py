@@ -24,6 +24,7 @@ from tensorway.options import MIB
 from tensorway.v1 import encoder_pb2, handoff_pb2
 from tests.encoder_service.backends import MeanEncoder, PreprocessingEncoder
 from tests.encoder_service.pictures import encoded, image_input, picture
+from tests.encoder_service.test_encoding import until
 from tests.encoder_service.test_services import asked, both
 
 BIG = (600, 500)
@@ -118,8 +119,10 @@ async def test_pictures_of_callers_who_left_go_too(pictures: Pictures, how: str)
             for i in range(8)
         ]
         reading = [asyncio.ensure_future(call.read()) for call in calls]
-        while running.handoff.encoder.pending < 8:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        # One that is late may find its deadline passed before the others came.
+        await until(
+            lambda: running.handoff.encoder.pending == 8 or all(task.done() for task in reading)
+        )
         if how == "cancel":
             for call in calls:
                 call.cancel()
@@ -163,8 +166,7 @@ async def test_small_files_of_many_pixels_are_bounded() -> None:
     async with bounded(mib=1) as (encoder, backend):
         backend.gate.clear()
         first = asyncio.create_task(encoder.encode([image_input(picture("red", BIG))]))
-        while not backend.preprocessed > 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: backend.preprocessed > 1)
         with pytest.raises(ResourceExhausted, match=r"no room for 900000 .--max-pending-mib"):
             await encoder.encode([image_input(picture("blue", BIG))])
         backend.gate.set()
@@ -193,7 +195,6 @@ async def test_results_that_nobody_reads_are_bounded() -> None:
             [_ async for _ in running.encoder.Encode(request, timeout=60)]
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         slow.cancel()
-        while running.servicer.load().requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: not running.servicer.load().requests)
         parts = [part async for part in running.encoder.Encode(request, timeout=60)]
         assert parts[-1].end.rows == 2_000_000
