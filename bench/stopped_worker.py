@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -113,8 +113,10 @@ async def main(arguments: argparse.Namespace) -> None:
             await load(channel, phases[0], arguments, seconds)
             os.kill(stopped, signal.SIGSTOP)
             await load(channel, phases[1], arguments, seconds)
-            os.kill(stopped, signal.SIGCONT)
-            await asyncio.wait_for(live(channel, WORKERS), 60)
+            with suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGCONT)
+            if not arguments.engine:
+                await asyncio.wait_for(live(channel, WORKERS), 60)
             await load(channel, phases[2], arguments, seconds)
     heads = ("calls", "p50 ms", "p99 ms", "p99.9", "max ms", "> 1 s")
     print(f"{'worker':<10}{heads[0]:>7}" + "".join(f"{head:>9}" for head in heads[1:-1]), end="")
