@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,6 +114,21 @@ def test_output_tokens(spans: InMemorySpanExporter) -> None:
         telemetry.set_usage(span, input_tokens=5, output_tokens=16)
     (span_,) = spans.get_finished_spans()
     assert (span_.attributes or {})["gen_ai.usage.output_tokens"] == 16
+
+
+def test_stages_are_inside_their_span(spans: InMemorySpanExporter) -> None:
+    """Parts of a span's work are spans too, also what another process did; without it, nothing."""
+    with telemetry.stage("nothing"):
+        telemetry.past_stage("nothing", time.monotonic() - 2, 1.5)
+    with telemetry.model_span("embeddings", "minilm"):
+        with telemetry.stage("here"):
+            pass
+        telemetry.past_stage("there", time.monotonic() - 2, 1.5, **{"tensorway.a": 0.5})
+    here, there, model = spans.get_finished_spans()
+    assert [span.name for span in (here, there, model)] == ["here", "there", "embeddings minilm"]
+    assert ids(here)[2] == ids(there)[2] == ids(model)[1]
+    assert (there.end_time or 0) - (there.start_time or 0) == 1_500_000_000
+    assert dict(there.attributes or {}) == {"tensorway.a": 0.5}
 
 
 @pytest.mark.parametrize(
