@@ -13,7 +13,7 @@ from .render import to_json
 from .schema import Model, User
 
 NotOffered = Annotated[
-    Any, msgspec.Meta(description="Not offered; refused, unless it asks for nothing.")
+    msgspec.Raw, msgspec.Meta(description="Not offered; refused, unless it asks for nothing.")
 ]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -46,11 +46,11 @@ class Generation(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    user: User = None
-    n: NotOffered = None
-    logit_bias: NotOffered = None
-    structured_outputs: NotOffered = None
-    prompt_logprobs: NotOffered = None
+    user: User = msgspec.field(default_factory=msgspec.Raw)
+    n: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    logit_bias: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    structured_outputs: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    prompt_logprobs: NotOffered = msgspec.field(default_factory=msgspec.Raw)
 
 
 class TextPart(msgspec.Struct, tag="text"):
@@ -85,10 +85,10 @@ class ChatRequest(Generation, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=_TOP)] | None = None
-    tools: NotOffered = None
-    functions: NotOffered = None
-    response_format: NotOffered = None
-    modalities: NotOffered = None
+    tools: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    functions: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    response_format: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    modalities: NotOffered = msgspec.field(default_factory=msgspec.Raw)
 
 
 class CompletionRequest(Generation, kw_only=True):
@@ -96,9 +96,9 @@ class CompletionRequest(Generation, kw_only=True):
 
     prompt: str | list[str | int]
     logprobs: Count | None = None
-    echo: NotOffered = None
-    suffix: NotOffered = None
-    best_of: NotOffered = None
+    echo: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    suffix: NotOffered = msgspec.field(default_factory=msgspec.Raw)
+    best_of: NotOffered = msgspec.field(default_factory=msgspec.Raw)
 
 
 # Fields that would change the answer, with what asks for nothing: ignored, they would make
@@ -116,6 +116,8 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
+# Bytes of a value that may ask for nothing.
+_SHORT = 64
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos"),
     *("seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -125,11 +127,17 @@ _SAMPLING = (
 def check(body: Generation) -> None:
     """Raise InvalidArgument for what is not offered."""
     for field, harmless in _NOT_OFFERED.items():
-        if (value := getattr(body, field, None)) is not None and value not in harmless:
+        if not _asks_for_nothing(bytes(getattr(body, field, b"")), harmless):
             expected = "".join(f"{to_json(one).decode()} or " for one in harmless[:1])
             raise InvalidArgument(
                 f"{field}: expected {expected}none, which is all that is offered", field=field
             )
+
+
+def _asks_for_nothing(value: bytes, harmless: tuple[Any, ...]) -> bool:
+    if len(value) > _SHORT:
+        return False
+    return msgspec.json.decode(value or b"null") in (None, *harmless)
 
 
 def one_prompt(body: CompletionRequest) -> str | list[int]:

@@ -9,6 +9,7 @@ import msgspec
 
 from tensorway.errors import InvalidArgument
 
+from .amounts import check_amounts
 from .inputs import Input
 
 _MISSING = re.compile("Object missing required field `(.+)`")
@@ -35,7 +36,8 @@ Special = Annotated[
     bool | None,
     msgspec.Meta(description="Whether texts get the tokenizer's special tokens; default true."),
 ]
-User = Annotated[Any, msgspec.Meta(description="Accepted and ignored.")]
+# Anything, of which nothing is made.
+User = Annotated[msgspec.Raw, msgspec.Meta(description="Accepted and ignored.")]
 
 
 class Vectors(msgspec.Struct, kw_only=True):
@@ -69,7 +71,7 @@ class EmbeddingRequest(Vectors, kw_only=True):
     model: Model
     input: Inputs
     dimensions: Dimensions = None
-    user: User = None
+    user: User = msgspec.field(default_factory=msgspec.Raw)
     truncate_prompt_tokens: Truncate = None
     add_special_tokens: Special = None
     prompt_name: Annotated[
@@ -88,7 +90,7 @@ class PoolingRequest(Vectors, kw_only=True):
         msgspec.Meta(description="A vector for each token (the default), or weighted terms."),
     ] = None
     dimensions: Dimensions = None
-    user: User = None
+    user: User = msgspec.field(default_factory=msgspec.Raw)
     truncate_prompt_tokens: Truncate = None
     add_special_tokens: Special = None
 
@@ -98,7 +100,7 @@ class ClassifyRequest(msgspec.Struct):
 
     model: Model
     input: Inputs
-    user: User = None
+    user: User = msgspec.field(default_factory=msgspec.Raw)
     truncate_prompt_tokens: Truncate = None
 
 
@@ -121,7 +123,7 @@ class RerankRequest(msgspec.Struct):
     return_documents: Annotated[
         bool | None, msgspec.Meta(description="Whether results carry the text; default true.")
     ] = None
-    user: User = None
+    user: User = msgspec.field(default_factory=msgspec.Raw)
     truncate_prompt_tokens: Truncate = None
 
 
@@ -138,7 +140,7 @@ class ScoreRequest(msgspec.Struct):
     text_2: Annotated[Texts, msgspec.Meta(description="The others, or the second ones.")] = None
     queries: Annotated[Texts, msgspec.Meta(description="Another name of text_1.")] = None
     documents: Annotated[Texts, msgspec.Meta(description="Another name of text_2.")] = None
-    user: User = None
+    user: User = msgspec.field(default_factory=msgspec.Raw)
     truncate_prompt_tokens: Truncate = None
 
 
@@ -157,6 +159,7 @@ def decoder(kind: type[T], *, strict: bool) -> msgspec.json.Decoder[T]:
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """The body as the decoder's type; raises InvalidArgument that names the field."""
     try:
+        check_amounts(body)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tensorway.errors import InvalidArgument, TensorwayError
+from tensorway.errors import InvalidArgument, TensorwayError, TooLarge
 from tensorway.v1 import pooling_pb2
 
 from .errors import to_domain
@@ -20,6 +20,8 @@ from .render import small, usage
 from .schema import RerankRequest, ScoreRequest, decode, decoder
 from .upstream import Upstream
 
+# As many pairs as a worker takes inputs.
+_MOST = 2048
 # Pairs of one score request that are asked for at once.
 _PAIRS = 16
 _PLACE = re.compile(r"^(query|documents)(?:\[(\d+)\])?")
@@ -91,6 +93,9 @@ def to_messages(body: ScoreRequest) -> list[pooling_pb2.ScoreRequest]:
     second = _texts(body.text_2, body.documents, "text_2")
     if len(first) == 1:
         pairs = [(first[0], second)]
+    elif len(first) == len(second) > _MOST:
+        expected = f"text_1: expected at most {_MOST} pairs, got {len(first)}"
+        raise TooLarge(expected, field="text_1")
     elif len(first) == len(second):
         pairs = [(query, [document]) for query, document in zip(first, second, strict=True)]
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rest_shim import amounts
 from rest_shim.options import RestOptions
 from tests.rest_shim.conftest import Shim, Shims
 from tests.rest_shim.fakes import MODEL
@@ -118,6 +119,33 @@ async def test_half_of_a_surrogate_pair_is_named(shim: Shim):
     """JSON that is cut off by nobody but a bad character says so."""
     error = await refused(shim, await shim.post(b'{"model":"m","input":"\\ud83d"}'))
     assert error["message"].endswith("half of a surrogate pair is no character")
+
+
+@pytest.mark.parametrize(
+    ("start", "item", "status", "param"),
+    [
+        pytest.param(b"", b"[]", 413, "input", id="lists"),
+        pytest.param(b"", b'""', 413, None, id="texts"),
+        pytest.param(b'"a",', b"[]", 400, "input", id="lists behind a text"),
+        pytest.param(b"1,", b"[]", 400, "input", id="lists behind an id"),
+    ],
+)
+async def test_bodies_that_would_fill_the_memory(
+    shim: Shim, start: bytes, item: bytes, status: int, param: str | None
+):
+    """More texts or lists than anybody wants are refused before they become objects."""
+    items = start + b",".join([item] * (amounts.MOST + 1))
+    body = b'{"model":"%b","input":[%b]}' % (MODEL.encode(), items)
+    error = await refused(shim, await shim.post(body), status)
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize("text", ["[" * 70_000, '"' * 200_000, "],[" * 70_000 + '\\"'])
+async def test_what_texts_hold_is_not_counted(shim: Shim, text: str):
+    """Brackets and quotes in texts are texts."""
+    for given in (text, [text, text]):
+        assert (await shim.embed(input=given)).status_code == 200
+    assert shim.router.requests[-1].texts.texts[1] == text
 
 
 async def test_compressed_body_is_named(shim: Shim):

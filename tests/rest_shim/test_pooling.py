@@ -78,6 +78,13 @@ async def test_score_names_what_the_caller_wrote(shim: Shim, body: dict[str, Any
     assert error["message"] == f"{param}: expected a text, got none"
 
 
+async def test_pairs_are_bounded(shim: Shim):
+    """As many pairs as a worker takes inputs, and no more."""
+    body = {"model": MODEL, "text_1": ["a"] * 2049, "text_2": ["b"] * 2049}
+    answer = await shim.http.post("/v1/score", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "text_1")
+
+
 async def test_classify(shim: Shim):
     """The likeliest class and the score of each."""
     answer = await post(shim, "classify", input=["a", "b"])
