@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 
 from tensorway.channels import Dialer, server_arguments
 from tensorway.options import MAX_MESSAGE_MIB, DialOptions
@@ -105,11 +104,6 @@ def process(*command: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         running.terminate()
         running.wait()
-
-
-def cpu(one: psutil.Process) -> float:
-    """Seconds of processor time that a process and its children took."""
-    return sum(sum(member.cpu_times()[:2]) for member in (one, *one.children(recursive=True)))
 
 
 def role(*arguments: str) -> tuple[str, ...]:

@@ -26,12 +26,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import psutil
 
-from bench.hop_servers import BIG, EMBED, MODEL, cpu, free_port, nginx, port_of, process, role
+from bench.hop_costs import Cost, per_call, shown, spent
+from bench.hop_servers import BIG, EMBED, MODEL, free_port, nginx, port_of, process, role
 from tensorway.channels import server_arguments
 from tensorway.client import AsyncClient
 from tensorway.errors import TensorwayError
@@ -67,20 +68,6 @@ class Hop:
     """Milliseconds of processor time for a small call, 32 at once."""
 
 
-class Cost(NamedTuple):
-    """Processor time of each process."""
-
-    client: float
-    worker: float
-    hop: float
-
-
-def spent(hop: Hop, worker: psutil.Process) -> Cost:
-    """What each process has taken until now, in milliseconds."""
-    own = sum(psutil.Process().cpu_times()[:2])
-    return Cost(own * 1000, cpu(worker) * 1000, cpu(hop.server) * 1000 if hop.server else 0.0)
-
-
 async def measure(hop: Hop, worker: psutil.Process, calls: int, seconds: float) -> None:
     """One round of one hop."""
     hop.p50.append(await _median(hop.sends[0], SMALL, calls))
@@ -94,11 +81,10 @@ async def measure(hop: Hop, worker: psutil.Process, calls: int, seconds: float) 
             await send(SMALL)
             done += 1
 
-    started, before = time.perf_counter(), spent(hop, worker)
+    started, before = time.perf_counter(), spent(worker, hop.server)
     await asyncio.gather(*(caller(hop.sends[i % len(hop.sends)]) for i in range(CALLERS)))
     hop.rate.append(done / (time.perf_counter() - started))
-    after = spent(hop, worker)
-    hop.costs.append(Cost(*((b - a) / done for a, b in zip(before, after, strict=True))))
+    hop.costs.append(per_call(before, spent(worker, hop.server), done))
 
 
 async def _median(send: Send, text: str, calls: int) -> float:
@@ -203,12 +189,6 @@ def report(hops: list[Hop]) -> None:
             f"{statistics.median(hop.rate):>9.0f}{part:>9.2f}"
             f"{statistics.median(hop.big):>10.2f}{big:>9.2f}" + shown(hop.costs)
         )
-
-
-def shown(costs: list[Cost]) -> str:
-    """What a call costs each process, and all of them."""
-    client, worker, hop = map(statistics.median, zip(*costs, strict=True))
-    return f"{client:>9.3f}{worker:>9.3f}{hop:>9.3f}{client + worker + hop:>9.3f}"
 
 
 if __name__ == "__main__":
