@@ -90,8 +90,7 @@ class Pool(Generic[R]):
     def answering(self) -> list[R]:
         """Those of them that are not silent for too long, as far as the pool can do without."""
         ready, now = self.ready(), time.monotonic()
-        silent = [replica for replica in ready if replica.silence.overdue(now, self._answers)]
-        if not silent:
+        if not (silent := self._silent(ready, now)):
             return ready
         silent.sort(key=lambda replica: replica.silence.seconds(now), reverse=True)
         spared = silent[: int(len(ready) * self.rules.outliers.share)]
@@ -99,8 +98,7 @@ class Pool(Generic[R]):
 
     def emptiest(self, count: int) -> list[R]:
         """So many workers with the least work for their capacity, or all, that answer."""
-        answering = self.answering()
-        if len(answering) <= count:
+        if len(answering := self.answering()) <= count:
             return answering
         return sorted(answering, key=lambda replica: (replica.fill, replica.turn))[:count]
 
@@ -171,6 +169,14 @@ class Pool(Generic[R]):
     def nobody(self) -> TensorwayError:
         """The error when no worker may be given work."""
         return Unavailable(f"model {self.model!r} has no live worker", reason="NO_WORKER")
+
+    def _silent(self, ready: list[R], now: float) -> list[R]:
+        suspects = [replica for replica in ready if replica.silence.suspect(now)]
+        if suspects:
+            # Where every answer takes long, most are suspects: one look at the answers clears them.
+            least = silence.patience(0.0, self._answers)
+            suspects = [r for r in suspects if r.silence.late or r.silence.seconds(now) > least]
+        return [replica for replica in suspects if replica.silence.overdue(now, self._answers)]
 
     def _answered(self, replica: R, work: float, started: float) -> None:
         now = time.monotonic()

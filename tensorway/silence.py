@@ -64,12 +64,16 @@ class Silence:
         """Time with a request since its last answer."""
         return self._before + (now - self._since if self.open else 0.0)
 
+    def suspect(self, now: float) -> bool:
+        """Whether it may be overdue, whatever others answered."""
+        return self.late or self.seconds(now) > LEAST_SECONDS
+
     def overdue(self, now: float, answers: Collection[Answer]) -> bool:
         """Whether it is silent for longer than such answers explain."""
         if not self.open and now - self._since > PAUSE_SECONDS:
             return False
         seconds = self.seconds(now)
-        return self.late or (seconds > LEAST_SECONDS and seconds > patience(self.largest, answers))
+        return self.late or seconds > patience(self.largest, answers)
 
 
 def patience(work: float, answers: Collection[Answer]) -> float:
