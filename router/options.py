@@ -45,7 +45,7 @@ class RouterOptions:
         5.0, help="Seconds without a load report after which a worker is out.", type=LEASE
     )
     settle: float = flag(
-        3.0,
+        5.0,
         help="Seconds after the start in which a call for an unknown model waits for it.",
         type=SECONDS,
     )

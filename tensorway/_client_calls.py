@@ -72,7 +72,7 @@ def _passed_over() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        if not is_reset(error):
+        if not is_reset(error) and from_rpc_error(error).reason != "SHUTTING_DOWN":
             raise
 
 
@@ -108,7 +108,7 @@ class Calls:
         return self.models.WatchWorkers(request, metadata=self.metadata())
 
     async def unary(self, method: Any, request: Any, timeout: float) -> Any:
-        """One unary call; one that a server reset as it stopped goes to the next server."""
+        """One unary call; one that a server did not take because it stops goes to the next."""
         deadline, metadata = time.monotonic() + timeout, self.metadata()
         with translated():
             for _ in range(_RESETS):

@@ -30,9 +30,11 @@ class Load:
         """The load, for as long as this lasts; all its calls have ended after it."""
         ending = asyncio.Event()
         task = asyncio.create_task(self._run(ending))
-        yield self
-        ending.set()
-        await task
+        try:
+            yield self
+        finally:
+            ending.set()
+            await task
 
     async def until(self, calls: int) -> None:
         """Wait until so many more calls were made."""

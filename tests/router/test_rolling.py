@@ -19,11 +19,11 @@ from tests.router.fakes import FakeWorker, running, vector
 from tests.router.load import Embed, Load
 from tests.router.stopping import stopping
 
-# What gRPC's documentation shows, and any client in any language may have.
+# Any client in any language may have such a one.
 POLICY = {
-    "maxAttempts": 4,
-    "initialBackoff": "0.1s",
-    "maxBackoff": "1s",
+    "maxAttempts": 5,
+    "initialBackoff": "0.5s",
+    "maxBackoff": "5s",
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 async def start(port: int) -> asyncio.subprocess.Process:
     """The router's command on a port, once it has answered."""
-    command = ("-m", "router", "--port", str(port), "--log-level", "error")
+    command = ("-m", "router", "--port", str(port), "--settle", "60", "--log-level", "error")
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
