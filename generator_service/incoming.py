@@ -16,8 +16,8 @@ from tensorway.handoff.stream import Assembly
 from tensorway.messages import decoder
 from tensorway.v1 import generator_pb2, handoff_pb2
 
-# A refused caller is read until it pauses, and never for long.
-_QUIET_SECONDS, _DRAIN_SECONDS = 0.05, 2.0
+# A refused caller is read until it pauses, as one on a busy machine does, and never for long.
+_QUIET_SECONDS, _DRAIN_SECONDS = 0.5, 5.0
 
 _parse = decoder(generator_pb2.GenerateRequest.FromString, "GenerateRequest")
 
