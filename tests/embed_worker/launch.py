@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -152,6 +153,7 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mark = uuid.uuid4().hex
+        self._numbers = itertools.count()
         self._workers: list[Worker] = []
 
     async def start(
@@ -162,7 +164,7 @@ class Launcher:
         environ: Mapping[str, str] = NOTHING,
     ) -> Worker:
         """A worker that listens, and is ready unless told otherwise."""
-        log = self._folder / f"{len(self._workers)}.log"
+        log = self._folder / f"{next(self._numbers)}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "embed_worker", *flags),

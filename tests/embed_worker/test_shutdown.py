@@ -20,20 +20,24 @@ SLOW = ("--max-num-seqs", "4", "--step-seconds", "0.05")
 @pytest.mark.parametrize("again", range(20))
 async def test_20_sigterms_under_load_lose_nothing(start: Launcher, again: int) -> None:
     """Whatever was accepted is answered; whatever comes later hears UNAVAILABLE."""
-    worker = await start.start("--step-seconds", "0.005")
+    await terminate(await start.start("--step-seconds", "0.005"), 8 * again)
+
+
+async def terminate(worker: Worker, answers: int) -> None:
+    """SIGTERM after so many answers, with 16 clients that go on until they are refused."""
     codes: list[str] = []
 
     async def client() -> None:
         code = "OK"
         while code == "OK":
-            call = worker.embedding.Embed(worker.request(*["a"] * 10), timeout=20)
+            call = worker.embedding.Embed(worker.request(*["a"] * 10), timeout=60)
             code = (await call.code()).name
             codes.append(code)
 
     clients = [asyncio.create_task(client()) for _ in range(16)]
-    await until(lambda: len(codes) > again * 8)
+    await until(lambda: len(codes) > answers, 60)
     worker.kill()
-    assert await worker.ended() == 0, worker.output
+    assert await worker.ended(60) == 0, worker.output
     await asyncio.gather(*clients)
     assert set(codes) <= {"OK", "UNAVAILABLE"}
     assert codes.count("UNAVAILABLE") == 16
