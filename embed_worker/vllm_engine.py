@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import json
 import logging
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from embed_worker import modules
 from embed_worker.engine import EngineInfo, Params, Rows
 from embed_worker.refused import refuse_arguments
 from tensorway.flags import BadFlag
@@ -69,9 +70,14 @@ class VllmEngine:
 
     def __init__(self, flags: Sequence[str], sharing: int) -> None:
         args = _parse(flags)
+        read = partial(_sentence_transformers, args.model, args.revision)
+        pooling_given = bool(args.pooler_config and args.pooler_config.seq_pooling_type)
+        modules.check(read, pooling_given=pooling_given)
         args.gpu_memory_utilization /= sharing
         self._llm = LLMEngine.from_engine_args(args)
-        self.info = _info(args, self._llm)
+        self.info = _info(args, self._llm, read)
+        if "embed" in self.info.tasks and not (pooling_given or modules.pooling_modes(read)):
+            _warn_of_default_pooling(self._llm.model_config)
 
     def add(self, key: str, ids: Sequence[int], params: Params, second: int | None) -> None:
         """Queue one input."""
@@ -105,6 +111,8 @@ def _parse(flags: Sequence[str]) -> EngineArgs:
     parsed.model = parsed.model_tag or parsed.model
     refuse_arguments(vars(parsed), vars(parser.parse_args([])))
     args = EngineArgs.from_cli_args(parsed)
+    if args.pooler_config and args.pooler_config.enable_chunked_processing:
+        raise BadFlag("--pooler-config enable_chunked_processing: an input is never split here")
     args.runner = "pooling"
     if args.tensor_parallel_size == args.pipeline_parallel_size == 1:
         args.distributed_executor_backend = args.distributed_executor_backend or "uni"
@@ -119,25 +127,16 @@ def _parse(flags: Sequence[str]) -> EngineArgs:
     return args
 
 
-def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
+def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
     config, pooler = llm.model_config, llm.model_config.pooler_config
     scheduler = llm.vllm_config.scheduler_config
     tokenizer = None if config.skip_tokenizer_init else llm.get_tokenizer()
-    folder = _sentence_transformers(config.model, "config_sentence_transformers.json")
     supported = llm.get_supported_tasks()
-    own_pooling = args.pooler_config or _sentence_transformers(config.model, "modules.json")
-    if "embed" in supported and not own_pooling:
-        LOG.warning(
-            "%s has no sentence-transformers pooling config and no --pooler-config is given: "
-            "vLLM's default for its architecture is used (%s pooling)",
-            config.model,
-            pooler.seq_pooling_type,
-        )
     return EngineInfo(
         model_names=_names(args),
         root=config.model,
         dtype=str(config.dtype).removeprefix("torch."),
-        dimensions=_width(llm, supported),
+        dimensions=pooler.dimensions or _width(llm, supported),
         vocab_size=int(config.get_vocab_size()),
         max_model_len=_longest(llm),
         max_num_seqs=int(scheduler.max_num_seqs),
@@ -147,11 +146,20 @@ def _info(args: EngineArgs, llm: LLMEngine) -> EngineInfo:
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
         normalized=pooler.use_activation is not False,
         labels=_labels(config.hf_config),
-        prompts=(folder or {}).get("prompts", {}),
+        prompts=modules.prompts(read),
         tokenizer=_tokenizer_json(tokenizer),
         truncation_side=getattr(tokenizer, "truncation_side", "right"),
         lowercase=bool((config.encoder_config or {}).get("do_lower_case")),
         probe_ids={text: tokenizer(text)["input_ids"] for text in _PROBES} if tokenizer else {},
+    )
+
+
+def _warn_of_default_pooling(config: Any) -> None:
+    LOG.warning(
+        "%s has no sentence-transformers pooling config and no --pooler-config is given: "
+        "vLLM's default for its architecture is used (%s pooling)",
+        config.model,
+        config.pooler_config.seq_pooling_type,
     )
 
 
@@ -217,11 +225,12 @@ def _labels(config: Any) -> list[str]:
     return [names[i] for i in sorted(names)]
 
 
-def _sentence_transformers(model: str, name: str) -> dict[str, Any] | None:
+def _sentence_transformers(model: str, revision: str | None, name: str) -> Any:
     """A file of the sentence-transformers layout, from a folder or the local hub cache."""
     path = cached_file(
         model,
         name,
+        revision=revision,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,

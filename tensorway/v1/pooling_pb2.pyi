@@ -309,7 +309,9 @@ class ScoreRequest(_message.Message):
     query: _builtins.str
     """The query, not empty."""
     truncate_prompt_tokens: _builtins.int
-    """Longest query-document pair in tokens, as in EmbedRequest."""
+    """Longest query-document pair in tokens, or query and document each when the
+    model compares vectors; as in EmbedRequest.
+    """
     request_id: _builtins.str
     """The caller's id of the request, as in EmbedRequest."""
     priority: _embedding_pb2.Priority.ValueType
@@ -355,7 +357,8 @@ class ScoreResponse(_message.Message):
     @_builtins.property
     def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The score of each document, in input order. From 0 to 1 when the model
-        compares the pair, a cosine when it compares vectors.
+        compares the pair, a cosine when it compares vectors, a sum of cosines, one
+        for each token of the query, when it compares the vectors of tokens.
         """
 
     @_builtins.property
@@ -401,7 +404,7 @@ class RerankRequest(_message.Message):
     return_documents: _builtins.bool
     """Whether results carry the document's text."""
     truncate_prompt_tokens: _builtins.int
-    """Longest query-document pair in tokens, as in EmbedRequest."""
+    """Longest query-document pair in tokens, as in ScoreRequest."""
     request_id: _builtins.str
     """The caller's id of the request, as in EmbedRequest."""
     priority: _embedding_pb2.Priority.ValueType

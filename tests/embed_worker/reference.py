@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.embed_worker.small_models import save_all
+from tests.embed_worker.small_models import DENSE, save_all
 
 
 def states(folder: str, sequences: list[list[int]]) -> list[torch.Tensor]:
@@ -31,6 +31,13 @@ def pooled(folder: str, sequences: list[list[int]], how: str) -> list[list[float
     pick = {"mean": lambda s: s.mean(0), "cls": lambda s: s[0], "last": lambda s: s[-1]}[how]
     vectors = torch.stack([pick(state) for state in states(folder, sequences)])
     return torch.nn.functional.normalize(vectors).tolist()
+
+
+def projected(folder: str, sequences: list[list[int]]) -> list[list[float]]:
+    """The first token's state through the folder's dense module, of whatever length."""
+    weights = load_file(Path(folder) / DENSE / "model.safetensors")
+    first = torch.stack([state[0] for state in states(folder, sequences)])
+    return torch.tanh(first @ weights["linear.weight"].T + weights["linear.bias"]).tolist()
 
 
 def token_vectors(folder: str, sequences: list[list[int]]) -> list[list[list[float]]]:

@@ -20,32 +20,38 @@ _COLBERT_WIDTH = 48
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 _SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 _BERT = {**_SIZE, "num_attention_heads": 2, "vocab_size": 30522, "max_position_embeddings": 128}
-_POOLING = {"word_embedding_dimension": 64}
-_MODULES = [
-    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    {
-        "idx": 2,
-        "name": "2",
-        "path": "2_Normalize",
-        "type": "sentence_transformers.models.Normalize",
-    },
-]
+_ST = "sentence_transformers.models."
+DENSE = "2_Dense"
 
 
-def save(folder: Path, tokenizer: Path, model: Any, pooling: str = "", **transformer: Any) -> None:
-    """Write a model with MiniLM's tokenizer and, unless empty, a pooling config."""
+def save(folder: Path, tokenizer: Path, model: Any) -> None:
+    """Write a model with MiniLM's tokenizer."""
     model.eval().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, folder)
-    if pooling:
-        _write(folder / "modules.json", _MODULES)
-        _write(folder / "1_Pooling" / "config.json", {**_POOLING, f"pooling_mode_{pooling}": True})
-        limits = {"max_seq_length": 128, "do_lower_case": False}
-        _write(folder / "sentence_bert_config.json", limits | transformer)
-        prompts = {"prompts": {"query": "Find: ", "document": "Text: "}}
-        _write(folder / "config_sentence_transformers.json", prompts)
+
+
+def save_modules(folder: Path, pooling: dict[str, Any], *more: str, lower: bool) -> None:
+    """Write what sentence-transformers keeps beside a model; `more` are its last modules."""
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Dense": DENSE, "Normalize": "3_Normalize"}
+    kinds = ("Transformer", "Pooling", *more)
+    _write(folder / "modules.json", [{"type": f"{_ST}{k}", "path": paths[k]} for k in kinds])
+    _write(folder / "1_Pooling" / "config.json", pooling)
+    limits = {"max_seq_length": 128, "do_lower_case": lower}
+    _write(folder / "sentence_bert_config.json", limits)
+    prompts = {"prompts": {"query": "Find: ", "document": "Text: "}}
+    _write(folder / "config_sentence_transformers.json", prompts)
+
+
+def save_dense(folder: Path) -> None:
+    """Write a projection, which a tanh follows."""
+    hidden = _SIZE["hidden_size"]
+    sizes = {"in_features": hidden, "out_features": hidden // 2, "bias": True}
+    tanh = {"activation_function": "torch.nn.modules.activation.Tanh"}
+    _write(folder / DENSE / "config.json", {**sizes, **tanh})
+    weights = torch.nn.Linear(hidden, hidden // 2).state_dict(prefix="linear.")
+    save_file(weights, folder / DENSE / "model.safetensors", {"format": "pt"})
 
 
 def save_all(folder: Path, minilm: Path) -> None:
@@ -62,9 +68,12 @@ def save_all(folder: Path, minilm: Path) -> None:
         tie_word_embeddings=True,
     )
     decoder = transformers.Qwen3ForCausalLM(qwen)
-    save(folder / "decoder", minilm, decoder, "lasttoken")
+    save(folder / "decoder", minilm, decoder)
+    save_modules(folder / "decoder", {"pooling_mode": "lasttoken"}, "Normalize", lower=False)
     encoder = transformers.BertModel(bert)
-    save(folder / "cls", minilm, encoder, "cls_token", do_lower_case=True)
+    save(folder / "cls", minilm, encoder)
+    save_modules(folder / "cls", {"pooling_mode_cls_token": True}, "Dense", lower=True)
+    save_dense(folder / "cls")
     save(folder / "plain", minilm, encoder)
     scorer = transformers.BertConfig(**_BERT, num_labels=1)
     save(folder / "scorer", minilm, transformers.BertForSequenceClassification(scorer))

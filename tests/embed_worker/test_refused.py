@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -117,37 +118,48 @@ def test_the_process_ends_at_parse_time(flags: tuple[str, ...], line: str) -> No
 
 @pytest.mark.vllm
 def test_vllm_s_own_parser(tmp_path: Path) -> None:
-    """A shortened flag, and one in a --config file, are refused by the engine's process."""
+    """What only the engine's process sees is refused there, before the model is loaded."""
     config = tmp_path / "config.yaml"
     config.write_text("limit-mm-per-prompt: '{\"image\": 1}'\n")
+    pooling = {"type": "sentence_transformers.models.Pooling", "path": "pooling"}
+    (tmp_path / "modules.json").write_text(json.dumps([pooling]))
+    (tmp_path / "pooling").mkdir()
+    (tmp_path / "pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
     code = """
 import sys
 from embed_worker import vllm_engine
-from embed_worker.refused import RefusedFlag
-given = eval(sys.argv[1])
-for flags in given:
+from tensorway.flags import BadFlag
+parse, start = eval(sys.argv[1])
+def attempt(step, *arguments):
     try:
-        vllm_engine._parse(flags)
+        step(*arguments)
         print("taken")
-    except RefusedFlag as error:
+    except BadFlag as error:
         print(error)
+for flags in parse:
+    attempt(vllm_engine._parse, flags)
+attempt(vllm_engine.VllmEngine, start, 1)
 print(vllm_engine._parse(["m", "--served-model-name", "a", "b"]).served_model_name)
 """
-    given = [
+    parse = [
         ["model", "--limit-mm", '{"image": 1}'],
         ["model", "--config", str(config)],
         ["model", "--runn", "generate"],
+        ["model", "--pooler-config", '{"enable_chunked_processing": true}'],
         ["model", "--dtype", "float32", "--runner", "pooling"],
     ]
     ran = subprocess.run(
-        [sys.executable, "-c", code, repr(given)],
+        [sys.executable, "-c", code, repr((parse, [str(tmp_path)]))],
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
     )
-    lines = ran.stdout.splitlines()[-5:]
+    lines = ran.stdout.splitlines()[-7:]
     assert lines[0].startswith("--limit-mm-per-prompt: "), ran.stderr
     assert lines[1].startswith("--limit-mm-per-prompt: ")
     assert lines[2].startswith("--runner generate: ")
-    assert lines[3:] == ["taken", "['a', 'b']"]
+    assert lines[3].startswith("--pooler-config enable_chunked_processing: ")
+    assert lines[4] == "taken"
+    assert lines[5].startswith("MODEL: its pooling is max_tokens, ")
+    assert lines[6] == "['a', 'b']"
