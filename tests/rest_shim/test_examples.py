@@ -13,6 +13,8 @@ from tests.rest_shim.conftest import Stack
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 CLIENTS = (ROOT / "docs/clients.md").read_text()
+# Node.js is installed beside Python.
+ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 # Pinned, so that a release of theirs cannot fail a run of ours.
 NODE_PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 
@@ -22,7 +24,7 @@ async def run(stack: Stack, *command: str, folder: Path = EXAMPLES) -> str:
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
-        env={**os.environ, "OPENAI_BASE_URL": f"{stack.url}/v1", "ROUTER": stack.router},
+        env={**ENV, "OPENAI_BASE_URL": f"{stack.url}/v1", "ROUTER": stack.router},
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await asyncio.wait_for(process.communicate(), 60)
