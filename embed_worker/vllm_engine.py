@@ -14,29 +14,23 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 # front and the router on the same machine first (docs/performance.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import json
-import logging
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import vllm
 from packaging.version import Version
 from prometheus_client import generate_latest
-from transformers.utils import cached_file
 from vllm import EngineArgs, LLMEngine, PoolingParams
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from embed_worker import modules
+from embed_worker import model_config, modules
 from embed_worker.engine import EngineInfo, Params, Rows
 from embed_worker.refused import refuse_arguments
 from tensorway.flags import BadFlag
-
-LOG = logging.getLogger("embed_worker.vllm")
 
 # Texts whose ids, by vLLM's own tokenizer, ours must reproduce.
 _PROBES = ("hi", "Tokenizers must agree: Ünïcödé, 東京, 42!", "  two  spaces\nand a line")
@@ -50,8 +44,6 @@ _GRAPH_SIZES = [
     *(1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792),
     *(2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192),
 ]
-# Architectures that give term weights, and the pooling task that gives them.
-_SPARSE = {"BertSpladeSparseEmbeddingModel": "embed", "BgeM3EmbeddingModel": "token_classify"}
 
 
 class _SharedParams(PoolingParams):  # type: ignore[misc]
@@ -70,14 +62,14 @@ class VllmEngine:
 
     def __init__(self, flags: Sequence[str], sharing: int) -> None:
         args = _parse(flags)
-        read = partial(_sentence_transformers, args.model, args.revision)
+        read = partial(model_config.sentence_transformers, args.model, args.revision)
         pooling_given = bool(args.pooler_config and args.pooler_config.seq_pooling_type)
         modules.check(read, pooling_given=pooling_given)
         args.gpu_memory_utilization /= sharing
         self._llm = LLMEngine.from_engine_args(args)
         self.info = _info(args, self._llm, read)
         if "embed" in self.info.tasks and not (pooling_given or modules.pooling_modes(read)):
-            _warn_of_default_pooling(self._llm.model_config)
+            model_config.warn_of_default_pooling(self._llm.model_config)
 
     def add(self, key: str, ids: Sequence[int], params: Params, second: int | None) -> None:
         """Queue one input."""
@@ -141,44 +133,17 @@ def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
         max_model_len=_longest(llm),
         max_num_seqs=int(scheduler.max_num_seqs),
         max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
-        **_tasks(config, supported),
+        **model_config.tasks(config, supported),
         is_matryoshka=bool(config.is_matryoshka),
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
         normalized=pooler.use_activation is not False,
-        labels=_labels(config.hf_config),
+        labels=model_config.labels(config.hf_config),
         prompts=modules.prompts(read),
-        tokenizer=_tokenizer_json(tokenizer),
+        tokenizer=model_config.tokenizer_json(tokenizer),
         truncation_side=getattr(tokenizer, "truncation_side", "right"),
         lowercase=bool((config.encoder_config or {}).get("do_lower_case")),
         probe_ids={text: tokenizer(text)["input_ids"] for text in _PROBES} if tokenizer else {},
     )
-
-
-def _warn_of_default_pooling(config: Any) -> None:
-    LOG.warning(
-        "%s has no sentence-transformers pooling config and no --pooler-config is given: "
-        "vLLM's default for its architecture is used (%s pooling)",
-        config.model,
-        config.pooler_config.seq_pooling_type,
-    )
-
-
-def _tasks(config: Any, supported: Sequence[str]) -> dict[str, Any]:
-    """What the model can be asked, in our words, and how."""
-    tasks = {task for task in ("embed", "token_embed") if task in supported}
-    known: dict[str, Any] = {"score_type": config.score_type if tasks else ""}
-    if "classify" in supported:
-        # One class is a relevance: that is what a cross-encoder gives.
-        tasks.add("score" if config.hf_config.num_labels == 1 else "classify")
-        known["score_type"] = "cross-encoder"
-    elif tasks:
-        tasks.add("score")
-    if config.architecture in _SPARSE:
-        known["sparse_task"] = _SPARSE[config.architecture]
-        tasks.add("sparse_embed")
-        if known["sparse_task"] == "embed":
-            tasks = {"sparse_embed"}
-    return {"tasks": sorted(tasks), **known}
 
 
 def _width(llm: LLMEngine, supported: Sequence[str]) -> int:
@@ -210,32 +175,6 @@ def _longest(llm: LLMEngine) -> int:
 def _names(args: EngineArgs) -> list[str]:
     names = args.served_model_name or args.model
     return [names] if isinstance(names, str) else list(names)
-
-
-def _tokenizer_json(tokenizer: Any) -> str:
-    if tokenizer is None:
-        return ""
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError("the model has no fast tokenizer; serve it with --skip-tokenizer-init")
-    return str(tokenizer.backend_tokenizer.to_str())
-
-
-def _labels(config: Any) -> list[str]:
-    names = getattr(config, "id2label", None) or {}
-    return [names[i] for i in sorted(names)]
-
-
-def _sentence_transformers(model: str, revision: str | None, name: str) -> Any:
-    """A file of the sentence-transformers layout, from a folder or the local hub cache."""
-    path = cached_file(
-        model,
-        name,
-        revision=revision,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return json.loads(Path(path).read_text()) if path else None
 
 
 def _rows(output: Any) -> Rows:

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tensorway.channels import Dialer
 from tensorway.flags import BadFlag
 from tensorway.options import DialOptions, ListenOptions
+from tensorway.retry import is_reset
 from tensorway.serving import Server, Stop
 from tensorway.v1 import embedding_pb2 as pb
 from tensorway.v1 import embedding_pb2_grpc
@@ -170,8 +171,8 @@ async def test_a_client_leaves_a_server_that_stops(caplog: pytest.LogCaptureFixt
         call = embedding_pb2_grpc.EmbeddingServiceStub(waiting).Embed(pb.EmbedRequest())
         await arrived.wait()
         leaving = asyncio.create_task(server.__aexit__(None, None, None))
-        for channel in (idle, waiting):
-            await refused_by_the_system(channel)
+        await refused_by_the_system(idle)
+        await refused_by_the_system(waiting, told_to_go=True)
         assert not leaving.done()
         release.set()
         assert (await call).model == "answered"
@@ -180,14 +181,18 @@ async def test_a_client_leaves_a_server_that_stops(caplog: pytest.LogCaptureFixt
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def refused_by_the_system(channel: grpc.aio.Channel) -> None:
-    """Wait until calls do not reach the server any more."""
+async def refused_by_the_system(channel: grpc.aio.Channel, *, told_to_go: bool = False) -> None:
+    """Wait until calls do not reach the server any more.
+
+    What a client that is told to go sends before it hears that, gRPC resets.
+    """
     said: str | None = ""
     async with asyncio.timeout(20):
         while "Connection refused" not in str(said):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await embedding_pb2_grpc.EmbeddingServiceStub(channel).Embed(pb.EmbedRequest())
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            refused = caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert refused or (told_to_go and is_reset(caught.value))
             said = caught.value.details()
             await asyncio.sleep(0.01)
 
