@@ -10,9 +10,12 @@ import os
 
 # Read when vllm is imported.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-# Read when torch is. Threads that wait by spinning take the cores from everybody else, the
-# front and the router on the same machine first (docs/performance.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when torch is. Threads that spin for milliseconds take the cores from everybody else,
+# the front and the router on the same machine first; threads that sleep at once are late for
+# the next layer. These spin for a moment (docs/performance.md).
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
