@@ -18,7 +18,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class VllmEngine:
 
     def __init__(self, flags: Sequence[str], sharing: int) -> None:
         args = _parse(flags)
-        read = partial(model_config.sentence_transformers, args.model, args.revision)
+        read = cache(partial(model_config.sentence_transformers, args.model, args.revision))
         pooling_given = bool(args.pooler_config and args.pooler_config.seq_pooling_type)
         modules.check(read, pooling_given=pooling_given)
         args.gpu_memory_utilization /= sharing
