@@ -18,8 +18,8 @@ from tensorway.encoder import Preprocessed, VisionEncoderBackend, check_backend
 from tensorway.encoding import metrics
 from tensorway.encoding.admission import Admission, Room
 from tensorway.encoding.batcher import Batcher, Load
-from tensorway.encoding.cache import Flights
 from tensorway.encoding.fetch import Fetcher
+from tensorway.encoding.flights import Flights
 from tensorway.encoding.options import EncoderOptions, ImageOptions
 from tensorway.encoding.sources import Sources, bad_image
 from tensorway.encoding.together import together

@@ -19,8 +19,8 @@ from tensorway.encoder import (
     to_rows,
 )
 from tensorway.encoding.batcher import EncoderHangs, Job, take
-from tensorway.encoding.cache import Flights
 from tensorway.encoding.encoder import Encoder
+from tensorway.encoding.flights import Flights
 from tensorway.encoding.options import EncoderOptions, ImageOptions
 from tensorway.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
 from tensorway.row_cache import RowCache
