@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 import grpc
 
 from tests.router.conftest import routing
 from tests.router.fakes import FakeWorker
-
-
-async def code(call: Awaitable[object]) -> grpc.StatusCode:
-    """The code a call ended with."""
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+from tests.tensorway.services import code
 
 
 async def test_an_outlier_is_ejected_and_returns_after_good_probes() -> None:

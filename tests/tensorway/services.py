@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from tensorway.handlers import Service
 from tensorway.v1 import (
     embedding_pb2,
@@ -83,3 +85,12 @@ async def never(request: embedding_pb2.EmbedRequest, context: Any) -> embedding_
     """No answer, until cancelled."""
     await asyncio.Event().wait()
     raise AssertionError
+
+
+async def code(call: Awaitable[object]) -> grpc.StatusCode:
+    """How a call ends."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK

@@ -20,6 +20,7 @@ from tensorway.channels import Dialer
 from tensorway.options import DialOptions
 from tensorway.v1 import embedding_pb2 as pb
 from tensorway.v1 import embedding_pb2_grpc
+from tests.tensorway.services import code
 
 HERE = Path(__file__).parent
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -80,15 +81,6 @@ async def called(process: Process, seconds: float) -> Awaitable[pb.EmbedResponse
     assert process.process.stdout is not None
     assert await process.process.stdout.readline() == f"called {seconds}\n".encode()
     return call
-
-
-async def code(call: Awaitable[object]) -> grpc.StatusCode:
-    """How a call ends."""
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
