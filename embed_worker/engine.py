@@ -36,6 +36,11 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Most inputs in one engine step."""
     max_num_batched_tokens: int
     """Most tokens in one engine step."""
+    step_tokens: int
+    """Tokens that the engine is given before each step, if so many wait.
+
+    Less than it could take in one step where it works on a step while it is given the next.
+    """
     tasks: list[str]
     """What the model can be asked: embed, token_embed, sparse_embed, classify, score."""
     score_type: str = ""
@@ -150,6 +155,7 @@ class Engine(Protocol):
     def step(self) -> list[tuple[str, Rows]]:
         """Run one batch; return the rows of finished inputs, [rows, width] each.
 
+        An engine may return before its batch is finished, and give the rows in a later step.
         Whatever it raises leaves the engine unusable.
         """
 

@@ -77,7 +77,7 @@ class EngineProcess:
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Pooled]] = {}
         self._scrapes: list[asyncio.Future[bytes]] = []
-        self._progress = time.monotonic()
+        self._progress = self._finished = time.monotonic()
         self._stack = AsyncExitStack()
         self._process: asyncio.subprocess.Process | None = None
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
@@ -135,7 +135,7 @@ class EngineProcess:
             raise Unavailable("the engine died")
         id_ = next(self._ids)
         if not self._waiting:
-            self._progress = time.monotonic()
+            self._progress = self._finished = time.monotonic()
         done = self._waiting[id_] = asyncio.get_running_loop().create_future()
         self.tokens += batch.tokens
         try:
@@ -171,9 +171,10 @@ class EngineProcess:
             head, *frames = await self._socket.recv_multipart(copy=False)
             match self._decoder.decode(head.buffer):
                 case Step() as step:
-                    now = time.monotonic()
-                    self._on_step(step, now - self._progress)
-                    self._progress = now
+                    self._progress = time.monotonic()
+                    if step.inputs:
+                        self._on_step(step, self._progress - self._finished)
+                        self._finished = self._progress
                     for index, result in enumerate(step.results):
                         self._finish(result, *frames[2 * index : 2 * index + 2])
                 case Scraped(text):

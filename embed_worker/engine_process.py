@@ -148,11 +148,14 @@ class Loop:
                     self._reply(Scraped(self._engine.metrics()), [])
 
     def _feed(self) -> Iterator[Result]:
-        """Fill the engine up to one step's worth; yields what it refused."""
+        """Give the engine its next step's worth; yields what it refused."""
+        room = self._engine.info.step_tokens
         for queue in (self._queues[False], self._queues[True]):
-            while queue and self._has_room(bulk=queue[0].work.bulk):
+            while queue and room > 0 and self._has_room(bulk=queue[0].work.bulk):
                 try:
-                    self._tokens += queue[0].feed(self._engine, self._stepped)
+                    tokens = queue[0].feed(self._engine, self._stepped)
+                    room -= tokens
+                    self._tokens += tokens
                     self._running += 1
                 except ValueError as error:
                     yield Result(queue[0].work.id, error=str(error))

@@ -26,6 +26,7 @@ import vllm
 from packaging.version import Version
 from prometheus_client import generate_latest
 from vllm import EngineArgs, LLMEngine, PoolingParams
+from vllm.config import SchedulerConfig
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -41,6 +42,9 @@ _PROBES = ("hi", "Tokenizers must agree: Ünïcödé, 東京, 42!", "  two  spac
 # A step of 64 ki tokens keeps an H200 busy (docs/performance.md). vLLM's own defaults
 # are made for generation, where a step this long would stall other requests' tokens.
 _GPU_LIMITS = {"max_num_seqs": 1024, "max_num_batched_tokens": 65536}
+# With vLLM's asynchronous scheduling the Python of one step runs while the GPU does the one
+# before; a step must then be much shorter than a large request (docs/performance.md).
+_STEP_TOKENS = 16384
 # Tokens of a step for which a CUDA graph is kept. vLLM stops at 512, and a step of 1200
 # tokens, 15 short texts, then takes 16 ms of launches instead of 7 ms.
 _GRAPH_SIZES = [
@@ -112,14 +116,21 @@ def _parse(flags: Sequence[str]) -> EngineArgs:
     if args.tensor_parallel_size == args.pipeline_parallel_size == 1:
         args.distributed_executor_backend = args.distributed_executor_backend or "uni"
     if current_platform.is_cuda():
-        for name, value in _GPU_LIMITS.items():
-            setattr(args, name, getattr(args, name) or value)
-        compilation = args.compilation_config
-        given = (args.cudagraph_capture_sizes, args.max_cudagraph_capture_size)
-        own = (compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size)
-        if not any((*given, *own)):
-            args.cudagraph_capture_sizes = _GRAPH_SIZES
+        _fit_to_gpu(args)
     return args
+
+
+def _fit_to_gpu(args: EngineArgs) -> None:
+    """Set what was left open, where vLLM's own default is not the best for vectors."""
+    for name, value in _GPU_LIMITS.items():
+        setattr(args, name, getattr(args, name) or value)
+    if args.async_scheduling is None:
+        args.async_scheduling = args.distributed_executor_backend == "uni"
+    compilation = args.compilation_config
+    given = (args.cudagraph_capture_sizes, args.max_cudagraph_capture_size)
+    own = (compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size)
+    if not any((*given, *own)):
+        args.cudagraph_capture_sizes = _GRAPH_SIZES
 
 
 def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
@@ -136,6 +147,7 @@ def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
         max_model_len=_longest(llm),
         max_num_seqs=int(scheduler.max_num_seqs),
         max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
+        step_tokens=_step_tokens(scheduler),
         **model_config.tasks(config, supported),
         is_matryoshka=bool(config.is_matryoshka),
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
@@ -173,6 +185,11 @@ def _longest(llm: LLMEngine) -> int:
     chunked = llm.vllm_config.scheduler_config.enable_chunked_prefill
     waits = chunked and Version(vllm.__version__) < Version("0.32")
     return int(llm.model_config.max_model_len) - waits
+
+
+def _step_tokens(scheduler: SchedulerConfig) -> int:
+    most = int(scheduler.max_num_batched_tokens)
+    return min(most, _STEP_TOKENS) if scheduler.async_scheduling else most
 
 
 def _names(args: EngineArgs) -> list[str]:
