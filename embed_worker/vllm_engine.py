@@ -17,7 +17,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -26,10 +27,10 @@ import vllm
 from packaging.version import Version
 from prometheus_client import generate_latest
 from vllm import EngineArgs, LLMEngine, PoolingParams
-from vllm.config import SchedulerConfig
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from embed_worker import model_config, modules
 from embed_worker.engine import EngineInfo, Params, Rows
@@ -42,15 +43,16 @@ _PROBES = ("hi", "Tokenizers must agree: Ünïcödé, 東京, 42!", "  two  spac
 # A step of 64 ki tokens keeps an H200 busy (docs/performance.md). vLLM's own defaults
 # are made for generation, where a step this long would stall other requests' tokens.
 _GPU_LIMITS = {"max_num_seqs": 1024, "max_num_batched_tokens": 65536}
-# With vLLM's asynchronous scheduling the Python of one step runs while the GPU does the one
-# before; a step must then be much shorter than a large request (docs/performance.md).
-_STEP_TOKENS = 16384
 # Tokens of a step for which a CUDA graph is kept. vLLM stops at 512, and a step of 1200
 # tokens, 15 short texts, then takes 16 ms of launches instead of 7 ms.
 _GRAPH_SIZES = [
     *(1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792),
     *(2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192),
 ]
+# With vLLM's asynchronous scheduling the Python of one step runs while the GPU does the one
+# before: a large request is then best cut into steps that still have a graph.
+_STEP_TOKENS = _GRAPH_SIZES[-1]
+_MOST_STEPS_KEPT = 16
 
 
 class _SharedParams(PoolingParams):  # type: ignore[misc]
@@ -64,6 +66,29 @@ class _SharedParams(PoolingParams):  # type: ignore[misc]
         return self
 
 
+class _LateMetrics(PrometheusStatLogger):  # type: ignore[misc]
+    """vLLM's metrics of each step, recorded once the answers are sent.
+
+    Recording takes a tenth of the time between two steps (docs/performance.md).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kept: deque[Callable[[], None]] = deque()
+
+    def record(self, *args: Any, **kwargs: Any) -> None:
+        """Keep what a step says of itself; of an engine that never rests, only the newest."""
+        self._kept.append(partial(super().record, *args, **kwargs))
+        if len(self._kept) > _MOST_STEPS_KEPT:
+            self.catch_up()
+
+    def catch_up(self) -> bool:
+        """Record the oldest that was kept, if any."""
+        if self._kept:
+            self._kept.popleft()()
+        return bool(self._kept)
+
+
 class VllmEngine:
     """vLLM's pooling runner behind the worker's Engine protocol."""
 
@@ -73,7 +98,9 @@ class VllmEngine:
         pooling_given = bool(args.pooler_config and args.pooler_config.seq_pooling_type)
         modules.check(read, pooling_given=pooling_given)
         args.gpu_memory_utilization /= sharing
-        self._llm = LLMEngine.from_engine_args(args)
+        self._llm = LLMEngine.from_engine_args(args, stat_loggers=[_LateMetrics])
+        loggers = self._llm.logger_manager.stat_loggers if self._llm.logger_manager else []
+        self._late = next((own for own in loggers if isinstance(own, _LateMetrics)), None)
         self.info = _info(args, self._llm, read)
         if "embed" in self.info.tasks and not (pooling_given or modules.pooling_modes(read)):
             model_config.warn_of_default_pooling(self._llm.model_config)
@@ -90,8 +117,14 @@ class VllmEngine:
         """Forget inputs."""
         self._llm.abort_request(keys)
 
+    def tidy(self) -> bool:
+        """Record the metrics of one step."""
+        return self._late is not None and self._late.catch_up()
+
     def metrics(self) -> bytes:
         """What vLLM itself counts."""
+        while self.tidy():
+            pass
         return generate_latest()
 
 
@@ -147,7 +180,7 @@ def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
         max_model_len=_longest(llm),
         max_num_seqs=int(scheduler.max_num_seqs),
         max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
-        step_tokens=_step_tokens(scheduler),
+        step_tokens=_STEP_TOKENS if scheduler.async_scheduling else None,
         **model_config.tasks(config, supported),
         is_matryoshka=bool(config.is_matryoshka),
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
@@ -185,11 +218,6 @@ def _longest(llm: LLMEngine) -> int:
     chunked = llm.vllm_config.scheduler_config.enable_chunked_prefill
     waits = chunked and Version(vllm.__version__) < Version("0.32")
     return int(llm.model_config.max_model_len) - waits
-
-
-def _step_tokens(scheduler: SchedulerConfig) -> int:
-    most = int(scheduler.max_num_batched_tokens)
-    return min(most, _STEP_TOKENS) if scheduler.async_scheduling else most
 
 
 def _names(args: EngineArgs) -> list[str]:

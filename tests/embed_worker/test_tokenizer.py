@@ -25,7 +25,6 @@ def batch_tokenizer(**fields: Any) -> BatchTokenizer:
     known: dict[str, Any] = {
         "model_names": ["m"], "root": "m", "dtype": "float32", "dimensions": 8, "tasks": ["embed"],
         "vocab_size": 30522, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 512,
-        "step_tokens": 512,
     }  # fmt: skip
     return BatchTokenizer(EngineInfo(**known | fields, tokenizer=JSON))
 
