@@ -99,13 +99,26 @@ def profile(
     """The profile of requests; raises ValueError for a span that is missing or not nested."""
     traces: dict[str, dict[tuple[str, str], Span]] = {}
     for span in spans:
-        traces.setdefault(span.trace, {})[span.service, span.name] = span
+        known = traces.setdefault(span.trace, {})
+        known[span.service, span.name] = _joined(known.get((span.service, span.name)), span)
     found = [_nested(request, traces.get(request.trace, {})) for request in requests]
     quarter = len(found) // 4
     typical = sorted(found, key=lambda one: sum(one.values()))[quarter : len(found) - quarter]
     means = {name: fmean(one[name] for one in typical) for name in STAGES}
     total = median(request.ms for request in requests)
     return Profile(batch, len(requests), total, untraced, means)
+
+
+def _joined(before: Span | None, span: Span) -> Span:
+    """A span over both: a large request is pieces in the engine, one behind the other.
+
+    What surrounds the steps of one piece is steps of another, but for the most of any.
+    """
+    if before is None:
+        return span
+    joined = span._replace(began=min(before.began, span.began), ended=max(before.ended, span.ended))
+    around = max(one.ms / 1e3 - one.numbers.get(STEP_SECONDS, 0.0) for one in (before, span))
+    return joined._replace(numbers={**span.numbers, STEP_SECONDS: joined.ms / 1e3 - around})
 
 
 def _nested(request: Request, spans: Mapping[tuple[str, str], Span]) -> dict[str, float]:

@@ -49,6 +49,14 @@ class Admission:
             self._freed.set()
             self._freed.clear()
 
+    def has_room(self, cost: Cost, *, bulk: bool) -> bool:
+        """Whether a permit would be given now."""
+        try:
+            self._check(cost, bulk=bulk)
+        except ResourceExhausted:
+            return False
+        return True
+
     async def wait_for_room(self, cost: Cost) -> None:
         """Return when there is room for bulk work; raises TooLarge if there never is."""
         while True:

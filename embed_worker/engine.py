@@ -38,6 +38,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Most tokens in one engine step."""
     tasks: list[str]
     """What the model can be asked: embed, token_embed, sparse_embed, classify, score."""
+    on_gpu: bool = False
+    """Whether the model runs elsewhere than on the cores that the services share."""
     step_tokens: int | None = None
     """Most tokens that the engine is given before a step, unless one input has more.
 

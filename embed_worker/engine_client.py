@@ -61,17 +61,22 @@ class EngineProcess:
 
     A process that does not finish anything for `timeout` seconds though it has work is
     killed, so that dying and hanging end the same way: what is in flight raises
-    Unavailable, and :attr:`died` is set. :attr:`tokens` is its work in flight, and `sharing`
-    the number of processes that share its GPU.
+    Unavailable, and :attr:`died` is set. :attr:`tokens` is its work in flight; `options` are
+    the number of processes that share its GPU, and the seconds for which it polls for work.
     """
 
     def __init__(
-        self, name: str, flags: Sequence[str], sharing: int, timeout: float, on_step: OnStep
+        self,
+        name: str,
+        flags: Sequence[str],
+        options: tuple[int, float],
+        timeout: float,
+        on_step: OnStep,
     ) -> None:
         self.tokens = 0
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._command = (sys.executable, "-m", "embed_worker.engine_process")
-        self._name, self._arguments = name, (str(sharing), *flags)
+        self._name, self._arguments = name, (*map(str, options), *flags)
         self._timeout = timeout
         self._on_step = on_step
         self._ids = itertools.count()

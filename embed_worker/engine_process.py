@@ -1,6 +1,6 @@
 """The engine's process: takes requests, feeds the engine, sends back results.
 
-Run as ``python -m embed_worker.engine_process PARENT_PID ENGINE ADDRESS SHARING [FLAGS...]``.
+Run as ``python -m embed_worker.engine_process PARENT_PID ENGINE ADDRESS SHARING POLL [FLAGS...]``.
 Everything happens in one loop on one thread: receive, feed, step, send.
 """
 
@@ -114,13 +114,14 @@ class Job:
 class Loop:
     """Drives an engine: interactive requests go first, then bulk ones."""
 
-    def __init__(self, engine: Engine, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, engine: Engine, socket: zmq.Socket[bytes], poll_seconds: float) -> None:
         self._engine = engine
         self._socket = socket
+        self._poll_seconds = poll_seconds if engine.info.on_gpu else 0.0
         self._jobs: dict[int, Job] = {}
         self._queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
         self._running = self._tokens = 0
-        self._stepped = 0.0
+        self._stepped = self._worked = 0.0
         self._busy = False
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
@@ -138,12 +139,17 @@ class Loop:
     def _step(self) -> list[tuple[str, Rows]]:
         began = time.monotonic()
         finished = self._engine.step()
-        self._stepped += time.monotonic() - began
+        self._worked = time.monotonic()
+        self._stepped += self._worked - began
         return finished
 
     def _receive(self) -> None:
+        idle = not (self._busy or self._jobs)
+        if idle:
+            self._poll()
         # Sleep only when there is nothing to do.
-        while self._socket.poll(0 if self._busy or self._jobs else None):
+        while self._socket.poll(None if idle else 0):
+            idle = False
             head, *frames = self._socket.recv_multipart()
             match self._decoder.decode(head):
                 case Work() as work:
@@ -154,13 +160,21 @@ class Loop:
                 case Scrape():
                     self._reply(Scraped(self._engine.metrics()), [])
 
+    def _poll(self) -> None:
+        """Wait awake for a while: a core that slept starts its next step late."""
+        until = self._worked + self._poll_seconds
+        while time.monotonic() < until and not self._socket.poll(0):
+            pass
+
     def _feed(self) -> Iterator[Result]:
         """Give the engine its next step's worth; yields what it refused."""
-        before = self._tokens
+        given, most = 0, self._next_step()
         for queue in (self._queues[False], self._queues[True]):
-            while queue and self._has_room(queue[0], self._tokens - before):
+            while queue and self._has_room(queue[0], given, most):
                 try:
-                    self._tokens += queue[0].feed(self._engine, self._stepped)
+                    tokens = queue[0].feed(self._engine, self._stepped)
+                    given += tokens
+                    self._tokens += tokens
                     self._running += 1
                 except ValueError as error:
                     yield Result(queue[0].work.id, error=str(error))
@@ -169,10 +183,16 @@ class Loop:
                 if queue[0].fed:
                     queue.popleft()
 
-    def _has_room(self, job: Job, given: int) -> bool:
-        info = self._engine.info
-        if given and info.step_tokens and given + job.next_tokens > info.step_tokens:
+    def _next_step(self) -> int:
+        """Tokens for the next step."""
+        most = self._engine.info.step_tokens or sys.maxsize
+        # A GPU that has nothing to do should not wait for a whole step to be prepared.
+        return most if self._running else most // 2
+
+    def _has_room(self, job: Job, given: int, most: int) -> bool:
+        if given and given + job.next_tokens > most:
             return False
+        info = self._engine.info
         # Bulk inputs of many steps in the engine's own queue would stand before
         # interactive ones that come later.
         full = job.work.bulk and self._tokens >= info.max_num_batched_tokens
@@ -208,7 +228,7 @@ class Loop:
         self._socket.send_multipart([msgspec.msgpack.encode(message), *frames], copy=False)
 
 
-def main(parent: str, name: str, address: str, sharing: str, *flags: str) -> None:
+def main(parent: str, name: str, address: str, sharing: str, poll: str, *flags: str) -> None:
     """Load the engine, say so, and serve it."""
     die_with_parent(int(parent))
     # A terminal and a service manager signal the whole group; the front says when we end.
@@ -228,7 +248,7 @@ def main(parent: str, name: str, address: str, sharing: str, *flags: str) -> Non
         socket.set_hwm(0)
         socket.connect(address)
         socket.send(msgspec.msgpack.encode(Ready(engine.info)))
-        Loop(engine, socket).run()
+        Loop(engine, socket, float(poll)).run()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from embed_worker import answers, checks, metrics
 from embed_worker.admission import Admission, Cost
 from embed_worker.engine import EngineInfo, Params, Rows, Step, Task
 from embed_worker.engine_group import EngineGroup
+from embed_worker.pieces import Pieces, pieces
 from embed_worker.tokenizer import Batch, BatchTokenizer, Field, Offsets, TextOptions
 from embed_worker.vector_cache import VectorCache
 from tensorway import telemetry
@@ -77,16 +78,21 @@ class Model:
         A patient request, one of a stream, waits for room instead of being refused. One of
         more than `most_tokens` tokens raises TooLarge before the engine sees it.
         """
-        kind = checks.check_inputs(request, self.info, self._max_inputs)
+        kind, bulk = checks.check_inputs(request, self.info, self._max_inputs), _bulk(request)
+        options = checks.text_options(request, self.info, self.tokenizer.special_tokens)
         if patient:
             await self._admission.wait_for_room(cost(request))
-        with self._admission.hold(cost(request), bulk=_bulk(request)):
+        with self._admission.hold(cost(request), bulk=bulk):
+            if not patient and most_tokens is None and kind == "texts":
+                large = pieces(request.texts.texts, self.tokenizer, options)
+                if large and self._admission.has_room(Cost(tokens=large.most_tokens), bulk=bulk):
+                    return await self._run_pieces(large, params, task, bulk=bulk)
             with telemetry.stage("tokenize"):
-                batch = await self._tokenize(request, kind)
+                batch = await self._tokenize(request, kind, options)
             checks.check_answer(batch.tokens, most_tokens)
             if patient:
                 await self._admission.wait_for_room(Cost(tokens=batch.tokens))
-            return await self._run(batch, params, task, FIELDS[kind], bulk=_bulk(request))
+            return await self._run(batch, params, task, FIELDS[kind], bulk=bulk)
 
     async def pool_query(self, request: Any, params: Params, task: str) -> Pooled:
         """Rows for a query and then its documents, each an input of its own."""
@@ -130,6 +136,20 @@ class Model:
     ) -> Pooled:
         with self._admission.hold(Cost(tokens=batch.tokens), bulk=bulk), telemetry.stage("engine"):
             rows, offsets = await self._engine.run(batch, params, bulk=bulk)
+        return self._pooled(rows, offsets, batch, task, field)
+
+    async def _run_pieces(self, large: Pieces, params: Params, task: str, *, bulk: bool) -> Pooled:
+        field = FIELDS["texts"]
+        with self._admission.hold(Cost(tokens=large.most_tokens), bulk=bulk):
+            with telemetry.stage("tokenize"):
+                first = await large.tokenize(large.cuts[0], field)
+            with telemetry.stage("engine"):
+                pooled = await large.run(first, self._engine, params, field, bulk=bulk)
+        return self._pooled(*pooled, task, field)
+
+    def _pooled(
+        self, rows: Rows, offsets: Offsets, batch: Batch, task: str, field: Field
+    ) -> Pooled:
         answers.check_finite(rows, offsets, field)
         metrics.INPUTS.labels(self.name, task).inc(batch.inputs)
         metrics.TOKENS.labels(self.name, task).inc(batch.tokens)
@@ -155,8 +175,7 @@ class Model:
         held = self._admission.held
         return model_pb2.WorkerLoad(requests=held.requests, inputs=held.inputs, tokens=held.tokens)
 
-    async def _tokenize(self, request: Any, kind: str) -> Batch:
-        options = checks.text_options(request, self.info, self.tokenizer.special_tokens)
+    async def _tokenize(self, request: Any, kind: str, options: TextOptions) -> Batch:
         if kind == "texts":
             return await self.tokenizer.texts(request.texts.texts, options, FIELDS[kind])
         sequences = [sequence.ids for sequence in request.tokens.sequences]

@@ -51,8 +51,13 @@ class EmbedWorkerOptions:
     engine_processes: int = flag(
         1, help="Engine processes that share the GPU and the model's work.", type=_COUNT
     )
+    engine_poll: float = flag(
+        0.5,
+        help="Seconds for which an idle engine process of a GPU polls for work before it sleeps.",
+        type=Seconds(min=0.0),
+    )
     shard_tokens: int = flag(
-        8192, help="Fewest tokens for which a request is cut over one more process.", type=_COUNT
+        1536, help="Fewest tokens for which a request is cut over one more process.", type=_COUNT
     )
     max_inputs: int = flag(2048, help="Most inputs in a request.", type=_COUNT)
     max_queued_inputs: int = flag(
@@ -118,8 +123,8 @@ def _engine(launch: Launch, holder: Holder) -> EngineGroup:
             holder.loaded.stepped(step, seconds)
 
     def process() -> EngineProcess:
-        flags, timeout = launch.engine_flags, options.engine_timeout
-        return EngineProcess(options.engine, flags, count, timeout, stepped)
+        own, timeout = (count, options.engine_poll), options.engine_timeout
+        return EngineProcess(options.engine, launch.engine_flags, own, timeout, stepped)
 
     return EngineGroup([process() for _ in range(count)], options.shard_tokens)
 

@@ -85,6 +85,17 @@ class BatchTokenizer:
             return self.encode(texts, options, field)
         return await asyncio.to_thread(self.encode, texts, options, field)
 
+    def most_tokens(self, texts: Sequence[str], options: TextOptions) -> int | None:
+        """Most tokens that the texts can have; None if one of them might be refused.
+
+        A token has at least one character or, where there is none for a character, one of its
+        bytes. (A few Arabic ligatures that Unicode's NFKC spells out can be more.)
+        """
+        own = self.special_tokens + 1 + len(options.prefix)
+        most = [own + len(text) * (1 if text.isascii() else 4) for text in texts]
+        too_long = options.limit is None and max(most) > self._max_model_len
+        return None if too_long or any(map(str.isspace, texts)) else sum(most)
+
     def encode(self, texts: Sequence[str], options: TextOptions, field: Field) -> Batch:
         """The same, on the calling thread."""
         prepared = [self._prepare(options.prefix + text) for text in texts]

@@ -180,6 +180,7 @@ def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
         max_model_len=_longest(llm),
         max_num_seqs=int(scheduler.max_num_seqs),
         max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
+        on_gpu=not current_platform.is_cpu(),
         step_tokens=_STEP_TOKENS if scheduler.async_scheduling else None,
         **model_config.tasks(config, supported),
         is_matryoshka=bool(config.is_matryoshka),
