@@ -112,10 +112,11 @@ def profile(
 def _joined(before: Span | None, span: Span) -> Span:
     """A span over both: a large request is pieces in the engine, one behind the other.
 
-    What surrounds the steps of one piece is steps of another, but for the most of any.
+    They wait for each other, so that only the first one's queue is the request's; and what
+    surrounds the steps of one piece is steps of another, but for the most of any.
     """
-    if before is None:
-        return span
+    if before is None or span.name == "queue":
+        return min(before or span, span, key=lambda one: one.began)
     joined = span._replace(began=min(before.began, span.began), ended=max(before.ended, span.ended))
     around = max(one.ms / 1e3 - one.numbers.get(STEP_SECONDS, 0.0) for one in (before, span))
     return joined._replace(numbers={**span.numbers, STEP_SECONDS: joined.ms / 1e3 - around})

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 
 import click
 import msgspec
-import numpy as np
 import zmq
 
 from embed_worker.engine import (
@@ -32,83 +31,13 @@ from embed_worker.engine import (
     ToEngine,
     Work,
 )
+from embed_worker.job import Frames, Job
 from tensorway.flags import BadFlag
 from tensorway.lifeline import die_with_parent
 
 # An engine step makes some hundred thousand objects and few cycles; with Python's own
 # threshold the collector runs dozens of times in each.
 _GC_THRESHOLD = 100_000
-
-Frames = list[bytes | memoryview]
-
-
-class Job:
-    """One request on its way through the engine."""
-
-    def __init__(self, work: Work, ids: bytes, offsets: bytes, seconds: bytes) -> None:
-        self.work = work
-        self._ids = np.frombuffer(ids, np.int32)
-        self._offsets = np.frombuffer(offsets, np.int64)
-        self._seconds = np.frombuffer(seconds, np.int32)
-        self._rows: list[Rows | None] = [None] * (len(self._offsets) - 1)
-        self._fed = 0
-        self._missing = len(self._rows)
-        self._arrived = time.monotonic()
-        self._taken = self._stepped = 0.0
-
-    @property
-    def fed(self) -> bool:
-        """Whether the engine has all inputs."""
-        return self._fed == len(self._rows)
-
-    @property
-    def next_tokens(self) -> int:
-        """Tokens of the next input."""
-        return self.tokens(self._fed)
-
-    def running(self) -> list[int]:
-        """The inputs that the engine has and did not finish."""
-        return [i for i in range(self._fed) if self._rows[i] is None]
-
-    def tokens(self, index: int) -> int:
-        """Tokens of an input."""
-        return int(self._offsets[index + 1] - self._offsets[index])
-
-    def feed(self, engine: Engine, stepped: float) -> int:
-        """Give the engine the next input; returns its tokens, raises ValueError if refused.
-
-        `stepped` is how many seconds the engine has spent in steps until now.
-        """
-        index = self._fed
-        if not index:
-            self._taken, self._stepped = time.monotonic(), stepped
-        ids = self._ids[self._offsets[index] : self._offsets[index + 1]].tolist()
-        second = int(self._seconds[index]) if len(self._seconds) else None
-        engine.add(f"{self.work.id}-{index}", ids, self.work.params, second)
-        self._fed += 1
-        return len(ids)
-
-    def finish(self, index: int, rows: Rows) -> None:
-        """Keep an input's rows."""
-        self._rows[index] = rows
-        self._missing -= 1
-
-    def result(self, stepped: float) -> tuple[Result, Frames] | None:
-        """The request's result once all inputs are finished."""
-        if self._missing:
-            return None
-        rows = [r for r in self._rows if r is not None]
-        matrix = np.ascontiguousarray(np.concatenate(rows), np.float32)
-        splits = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        head = Result(
-            self.work.id,
-            matrix.shape[1],
-            arrived=self._arrived,
-            queued=self._taken - self._arrived,
-            ran=time.monotonic() - self._taken,
-            stepped=stepped - self._stepped,
-        )
-        return head, [matrix.data.cast("B"), splits.data]
 
 
 class Loop:
@@ -168,9 +97,9 @@ class Loop:
 
     def _feed(self) -> Iterator[Result]:
         """Give the engine its next step's worth; yields what it refused."""
-        given, most = 0, self._next_step()
+        given = 0
         for queue in (self._queues[False], self._queues[True]):
-            while queue and self._has_room(queue[0], given, most):
+            while queue and self._has_room(queue[0], given):
                 try:
                     tokens = queue[0].feed(self._engine, self._stepped)
                     given += tokens
@@ -183,16 +112,10 @@ class Loop:
                 if queue[0].fed:
                     queue.popleft()
 
-    def _next_step(self) -> int:
-        """Tokens for the next step."""
-        most = self._engine.info.step_tokens or sys.maxsize
-        # A GPU that has nothing to do should not wait for a whole step to be prepared.
-        return most if self._running else most // 2
-
-    def _has_room(self, job: Job, given: int, most: int) -> bool:
-        if given and given + job.next_tokens > most:
-            return False
+    def _has_room(self, job: Job, given: int) -> bool:
         info = self._engine.info
+        if given and info.step_tokens and given + job.next_tokens > info.step_tokens:
+            return False
         # Bulk inputs of many steps in the engine's own queue would stand before
         # interactive ones that come later.
         full = job.work.bulk and self._tokens >= info.max_num_batched_tokens

@@ -32,7 +32,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from embed_worker import model_config, modules
+from embed_worker import gpu_defaults, model_config, modules
 from embed_worker.engine import EngineInfo, Params, Rows
 from embed_worker.refused import refuse_arguments
 from tensorway.flags import BadFlag
@@ -40,18 +40,6 @@ from tensorway.flags import BadFlag
 # Texts whose ids, by vLLM's own tokenizer, ours must reproduce.
 _PROBES = ("hi", "Tokenizers must agree: Ünïcödé, 東京, 42!", "  two  spaces\nand a line")
 
-# A step of 64 ki tokens keeps an H200 busy (docs/performance.md). vLLM's own defaults
-# are made for generation, where a step this long would stall other requests' tokens.
-_GPU_LIMITS = {"max_num_seqs": 1024, "max_num_batched_tokens": 65536}
-# Tokens of a step for which a CUDA graph is kept. vLLM stops at 512, and a step of 1200
-# tokens, 15 short texts, then takes 16 ms of launches instead of 7 ms.
-_GRAPH_SIZES = [
-    *(1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792),
-    *(2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192),
-]
-# With vLLM's asynchronous scheduling the Python of one step runs while the GPU does the one
-# before: a large request is then best cut into steps that still have a graph.
-_STEP_TOKENS = _GRAPH_SIZES[-1]
 _MOST_STEPS_KEPT = 16
 
 
@@ -149,21 +137,8 @@ def _parse(flags: Sequence[str]) -> EngineArgs:
     if args.tensor_parallel_size == args.pipeline_parallel_size == 1:
         args.distributed_executor_backend = args.distributed_executor_backend or "uni"
     if current_platform.is_cuda():
-        _fit_to_gpu(args)
+        gpu_defaults.fit(args)
     return args
-
-
-def _fit_to_gpu(args: EngineArgs) -> None:
-    """Set what was left open, where vLLM's own default is not the best for vectors."""
-    for name, value in _GPU_LIMITS.items():
-        setattr(args, name, getattr(args, name) or value)
-    if args.async_scheduling is None:
-        args.async_scheduling = args.distributed_executor_backend == "uni"
-    compilation = args.compilation_config
-    given = (args.cudagraph_capture_sizes, args.max_cudagraph_capture_size)
-    own = (compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size)
-    if not any((*given, *own)):
-        args.cudagraph_capture_sizes = _GRAPH_SIZES
 
 
 def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
@@ -181,7 +156,7 @@ def _info(args: EngineArgs, llm: LLMEngine, read: modules.Read) -> EngineInfo:
         max_num_seqs=int(scheduler.max_num_seqs),
         max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
         on_gpu=not current_platform.is_cpu(),
-        step_tokens=_STEP_TOKENS if scheduler.async_scheduling else None,
+        step_tokens=gpu_defaults.STEP_TOKENS if scheduler.async_scheduling else None,
         **model_config.tasks(config, supported),
         is_matryoshka=bool(config.is_matryoshka),
         matryoshka_dimensions=list(config.matryoshka_dimensions or []),
