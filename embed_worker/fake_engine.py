@@ -46,6 +46,8 @@ class FakeEngine:
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
+            on_gpu=options.on_gpu,
+            step_tokens=options.step_tokens,
             tasks=_LATE if options.late_interaction else ["embed", *_LATE],
             score_type="late-interaction" if options.late_interaction else "bi-encoder",
             is_matryoshka=options.matryoshka,
@@ -116,6 +118,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--max-model-len", type=int, default=64)
     flags.add_argument("--max-num-seqs", type=int, default=16)
     flags.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    flags.add_argument("--step-tokens", type=int, help="Tokens given before each step.")
+    flags.add_argument("--on-gpu", action="store_true", help="Polls as an engine on a GPU does.")
     flags.add_argument("--truncation-side", default="right")
     flags.add_argument("--matryoshka", action="store_true")
     flags.add_argument("--late-interaction", action="store_true", help="Vectors of tokens only.")

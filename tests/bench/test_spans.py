@@ -106,3 +106,19 @@ def _check(found: dict[tuple[str, str], Span], asked: Request) -> None:
         name: found[parent].id for name, parent in parents.items()
     }
     assert sum(stages.stages(asked, found).values()) == pytest.approx(asked.ms)
+
+
+def test_pieces_of_a_request_are_one_behind_the_other() -> None:
+    """Together they take from the first's start to the last's end, and wait once."""
+
+    def span(name: str, began: int, ended: int, step: float = 0.0) -> Span:
+        numbers = {stages.STEP_SECONDS: step}
+        return Span(WORKER, name, "t", "", "", began * 1_000_000, ended * 1_000_000, numbers)
+
+    once = [one for one in trace() if (one.service, one.name) not in INSIDE_ENGINE]
+    queues = [span("queue", 0, 2), span("queue", 1, 20)]
+    runs = [span("run", 2, 22, 0.015), span("run", 20, 45, 0.021)]
+    found = stages.profile(15, [request("t", 100)] * 4, [*once, *queues, *runs], 0).stages
+    assert {name: found[name] for name in ("queue", "feed", "step", "hop")} == pytest.approx(
+        {"queue": 2, "feed": 5, "step": 38, "hop": 5}
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,20 @@ WIDTH, LIMIT = 64, 128
 CHUNKED = ("--max-num-batched-tokens", "48", "--max-num-seqs", "16", "--block-size", "32")
 
 
-@pytest.fixture(scope="module")
-async def worker(launcher: Launcher, small_models: Path) -> Worker:
-    """The decoder, started as a user would move it over from `vllm serve`."""
+@pytest.fixture(scope="module", params=["--no-async-scheduling", "--async-scheduling"])
+async def worker(
+    launcher: Launcher, small_models: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Worker]:
+    """The decoder, started as a user would move it over from `vllm serve`.
+
+    Asynchronous scheduling is the default on a GPU: a step's rows come with a later one.
+    """
     matryoshka = ("--hf-overrides", '{"is_matryoshka": true}')
-    return await vllm.start(launcher, small_models / "decoder", *matryoshka, *CHUNKED)
+    folder, flags = small_models / "decoder", (*matryoshka, *CHUNKED, request.param)
+    worker = await vllm.start(launcher, folder, *flags)
+    yield worker
+    worker.process.terminate()
+    assert await worker.ended() == 0
 
 
 def sequence(length: int, seed: int = 0) -> list[int]:
@@ -110,6 +119,34 @@ async def test_prompts_of_the_model(worker: Worker) -> None:
     np.testing.assert_allclose(named, await worker.embed("Find: cats"), atol=1e-5)
     error = await fails(worker.embedding.Embed(worker.request("a", prompt_name="zz")))
     assert "known: document, query" in str(error)
+
+
+async def test_steps_are_counted_with_what_they_finished(worker: Worker) -> None:
+    """A step that only starts work is none of ours, and vLLM's own counts are up to date."""
+    before = await worker.metrics()
+    for length in range(1, 31):
+        await worker.embedding.Embed(worker.ids(sequence(length)), timeout=10)
+    after = await worker.metrics()
+
+    def grown(name: str) -> float:
+        return sum(after[key] - before[key] for key in after if key.startswith(name))
+
+    assert grown("embed_worker_step_inputs_sum") == 30
+    assert grown("embed_worker_step_inputs_count") == 30
+    assert grown("vllm:request_success_total") == 30
+    assert grown("vllm:prompt_tokens_total") == sum(range(1, 31))
+
+
+async def test_callers_that_leave_take_their_work_along(worker: Worker, expected: Expected) -> None:
+    """Whatever step their inputs are in; those who stay get their own vectors."""
+    for seed in range(20):
+        left = worker.ids(*(sequence(LIMIT, 100 * seed + own) for own in range(8)))
+        leaving = asyncio.create_task(worker.embedding.Embed(left, timeout=10).code())
+        await asyncio.sleep(0.002 * seed)
+        stays = asyncio.create_task(check(worker, expected, sequence(20, seed)))
+        leaving.cancel()
+        await stays
+    assert (await worker.itself()).load.requests == 0
 
 
 async def test_every_name_answers(worker: Worker) -> None:
