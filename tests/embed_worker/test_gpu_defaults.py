@@ -49,7 +49,7 @@ def test_what_is_given_stays(given: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("where", ["argument", "compilation config"])
 def test_a_largest_graph_is_enough_to_have_ones_own(where: str) -> None:
-    """vLLM makes the sizes of it."""
+    """The sizes are then made from it by vLLM."""
     own = SimpleNamespace(cudagraph_capture_sizes=None, max_cudagraph_capture_size=64)
     given = (
         {"max_cudagraph_capture_size": 64} if where == "argument" else {"compilation_config": own}
