@@ -28,6 +28,13 @@ class Cost:
     bytes: int = 0
 
 
+class Permit:
+    """Work that was accepted."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+
+
 class Admission:
     """The permits for work in the worker, queued and running."""
 
@@ -38,21 +45,28 @@ class Admission:
         self._freed = asyncio.Event()
 
     @contextmanager
-    def hold(self, cost: Cost, *, bulk: bool = False) -> Iterator[None]:
+    def hold(self, cost: Cost, *, bulk: bool = False) -> Iterator[Permit]:
         """Hold a permit, or raise ResourceExhausted at once when there is no room."""
         self._check(cost, bulk=bulk)
         self._add(cost, 1)
+        permit = Permit(cost)
         try:
-            yield
+            yield permit
         finally:
-            self._add(cost, -1)
-            self._freed.set()
-            self._freed.clear()
+            self.shrink(permit, Cost())
 
-    def has_room(self, cost: Cost, *, bulk: bool) -> bool:
-        """Whether a permit would be given now."""
+    def shrink(self, permit: Permit, cost: Cost) -> None:
+        """Give back what a permit does not need beyond this."""
+        self._add(permit.cost, -1)
+        self._add(cost, 1)
+        permit.cost = cost
+        self._freed.set()
+        self._freed.clear()
+
+    def has_ample_room(self, cost: Cost) -> bool:
+        """Whether a permit for bulk work would be given now."""
         try:
-            self._check(cost, bulk=bulk)
+            self._check(cost, bulk=True)
         except ResourceExhausted:
             return False
         return True

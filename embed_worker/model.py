@@ -85,7 +85,7 @@ class Model:
         with self._admission.hold(cost(request), bulk=bulk):
             if not patient and most_tokens is None and kind == "texts":
                 large = pieces(request.texts.texts, self.tokenizer, options)
-                if large and self._admission.has_room(Cost(tokens=large.most_tokens), bulk=bulk):
+                if large and self._admission.has_ample_room(Cost(tokens=large.most_tokens)):
                     return await self._run_pieces(large, params, task, bulk=bulk)
             with telemetry.stage("tokenize"):
                 batch = await self._tokenize(request, kind, options)
@@ -140,11 +140,15 @@ class Model:
 
     async def _run_pieces(self, large: Pieces, params: Params, task: str, *, bulk: bool) -> Pooled:
         field = FIELDS["texts"]
-        with self._admission.hold(Cost(tokens=large.most_tokens), bulk=bulk):
+        with self._admission.hold(Cost(tokens=large.most_tokens), bulk=bulk) as permit:
+
+            def counted(tokens: int) -> None:
+                self._admission.shrink(permit, Cost(tokens=tokens))
+
             with telemetry.stage("tokenize"):
                 first = await large.tokenize(large.cuts[0], field)
             with telemetry.stage("engine"):
-                pooled = await large.run(first, self._engine, params, field, bulk=bulk)
+                pooled = await large.run(first, self._engine, params, field, counted, bulk=bulk)
         return self._pooled(*pooled, task, field)
 
     def _pooled(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -41,12 +41,14 @@ class Pieces(NamedTuple):
         engine: EngineGroup | VectorCache,
         params: Params,
         field: Field,
+        counted: Callable[[int], None],
         *,
         bulk: bool,
     ) -> tuple[Rows, Offsets, Batch]:
         """Pool the first piece, and tokenise and pool the others.
 
-        Returns the rows and offsets of all pieces as of one batch, and that batch.
+        `counted` is told how many tokens there are once that is known. Returns the rows and
+        offsets of all pieces as of one batch, and that batch.
         """
         batches = [first]
         try:
@@ -55,6 +57,7 @@ class Pieces(NamedTuple):
                 for cut in self.cuts[1:]:
                     batches.append(await self.tokenize(cut, field))
                     tasks.append(group.create_task(engine.run(batches[-1], params, bulk=bulk)))
+                counted(sum(batch.tokens for batch in batches))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return *merge([task.result() for task in tasks]), joined(batches)

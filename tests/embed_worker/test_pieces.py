@@ -13,7 +13,7 @@ from embed_worker.engine import EngineInfo, Params
 from embed_worker.fake_engine import FakeEngine
 from embed_worker.pieces import Pieces, cut_up, joined, pieces
 from embed_worker.tokenizer import Batch, BatchTokenizer, TextOptions
-from tensorway.errors import InvalidArgument, Unavailable
+from tensorway.errors import InvalidArgument, TooLarge, Unavailable
 from tests.embed_worker.launch import Launcher, fails
 
 WORDS = "x" * 60
@@ -115,7 +115,7 @@ async def test_a_piece_that_fails_ends_the_others(tokenizer: BatchTokenizer) -> 
     assert large is not None
     first = await large.tokenize(large.cuts[0], str)
     with pytest.raises(Unavailable):
-        await large.run(first, engine, Params(), str, bulk=False)  # type: ignore[arg-type]
+        await large.run(first, engine, Params(), str, print, bulk=False)  # type: ignore[arg-type]
     assert engine.cancelled
 
 
@@ -155,3 +155,23 @@ async def test_a_mistake_in_a_large_request_costs_no_engine_work(start: Launcher
     assert (type(error), error.field) == (InvalidArgument, f"texts.texts[{MANY}]")
     after = (await worker.metrics())["embed_worker_step_inputs_sum{model=fake}"]
     assert after == before
+
+
+async def test_a_large_request_holds_what_it_needs(start: Launcher) -> None:
+    """Of the queue's tokens, once they are counted; until then, no more than there might be."""
+    worker = await start.start("--max-num-seqs", "256", "--step-seconds", "0.3")
+    large = asyncio.create_task(worker.embed(*[WORDS] * MANY))
+    async with asyncio.timeout(10):
+        while (await worker.itself()).load.tokens != MANY * 62:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await large).shape == (MANY, 8)
+    assert (await worker.itself()).load.tokens == 0
+
+
+async def test_a_large_request_that_just_fits(start: Launcher) -> None:
+    """There is no room for what it might need, but for what it needs: it is answered."""
+    limits = ("--max-queued-tokens", str(MANY * 62), "--max-num-seqs", "256")
+    worker = await start.start(*limits)
+    assert (await worker.embed(*[WORDS] * MANY)).shape == (MANY, 8)
+    error = await fails(worker.embed(*[WORDS] * (MANY + 1)))
+    assert isinstance(error, TooLarge)
