@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -56,27 +56,35 @@ class EngineDied(RuntimeError):
         self.status = status
 
 
+class Place(NamedTuple):
+    """What an engine's process is told of the machine that it is on."""
+
+    sharing: int
+    """Processes that share its GPU."""
+    poll_seconds: float
+    """For so long after its last work it polls for more, if it is on a GPU."""
+
+
 class EngineProcess:
     """An engine in its own process, as a context manager; leaving it ends the process.
 
     A process that does not finish anything for `timeout` seconds though it has work is
     killed, so that dying and hanging end the same way: what is in flight raises
-    Unavailable, and :attr:`died` is set. :attr:`tokens` is its work in flight; `options` are
-    the number of processes that share its GPU, and the seconds for which it polls for work.
+    Unavailable, and :attr:`died` is set. :attr:`tokens` is its work in flight.
     """
 
     def __init__(
         self,
         name: str,
         flags: Sequence[str],
-        options: tuple[int, float],
+        place: Place,
         timeout: float,
         on_step: OnStep,
     ) -> None:
         self.tokens = 0
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._command = (sys.executable, "-m", "embed_worker.engine_process")
-        self._name, self._arguments = name, (*map(str, options), *flags)
+        self._name, self._arguments = name, (*map(str, place), *flags)
         self._timeout = timeout
         self._on_step = on_step
         self._ids = itertools.count()

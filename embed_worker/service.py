@@ -13,7 +13,7 @@ import click
 from embed_worker.admission import Admission, Cost
 from embed_worker.describe import describe
 from embed_worker.engine import Step
-from embed_worker.engine_client import EngineDied, EngineProcess
+from embed_worker.engine_client import EngineDied, EngineProcess, Place
 from embed_worker.engine_group import EngineGroup
 from embed_worker.metrics import engine_metrics
 from embed_worker.model import Model
@@ -123,8 +123,8 @@ def _engine(launch: Launch, holder: Holder) -> EngineGroup:
             holder.loaded.stepped(step, seconds)
 
     def process() -> EngineProcess:
-        own, timeout = (count, options.engine_poll), options.engine_timeout
-        return EngineProcess(options.engine, launch.engine_flags, own, timeout, stepped)
+        place, timeout = Place(count, options.engine_poll), options.engine_timeout
+        return EngineProcess(options.engine, launch.engine_flags, place, timeout, stepped)
 
     return EngineGroup([process() for _ in range(count)], options.shard_tokens)
 
