@@ -12,6 +12,7 @@ from tensorway.errors import ResourceExhausted, TooLarge
 # Bulk work may fill this part of the queue, so that there is always room for
 # interactive work.
 BULK_SHARE = 0.5
+_AMPLE_SHARE = 0.25
 # What is told to wait when nothing is known about the speed yet, and its bounds.
 _RETRY_SECONDS, _LEAST_RETRY, _MOST_RETRY = 1.0, 0.05, 30.0
 # Weight of the newest step in the mean speed.
@@ -47,7 +48,7 @@ class Admission:
     @contextmanager
     def hold(self, cost: Cost, *, bulk: bool = False) -> Iterator[Permit]:
         """Hold a permit, or raise ResourceExhausted at once when there is no room."""
-        self._check(cost, bulk=bulk)
+        self._check(cost, BULK_SHARE if bulk else 1.0)
         self._add(cost, 1)
         permit = Permit(cost)
         try:
@@ -64,9 +65,9 @@ class Admission:
         self._freed.clear()
 
     def has_ample_room(self, cost: Cost) -> bool:
-        """Whether a permit for bulk work would be given now."""
+        """Whether most of the limits would be left beside it."""
         try:
-            self._check(cost, bulk=True)
+            self._check(cost, _AMPLE_SHARE)
         except ResourceExhausted:
             return False
         return True
@@ -75,7 +76,7 @@ class Admission:
         """Return when there is room for bulk work; raises TooLarge if there never is."""
         while True:
             try:
-                return self._check(cost, bulk=True)
+                return self._check(cost, BULK_SHARE)
             except TooLarge:
                 raise
             except ResourceExhausted:
@@ -94,8 +95,7 @@ class Admission:
         seconds = self.held.tokens / 2 / self._tokens_per_second
         return min(max(seconds, _LEAST_RETRY), _MOST_RETRY)
 
-    def _check(self, cost: Cost, *, bulk: bool) -> None:
-        share = BULK_SHARE if bulk else 1.0
+    def _check(self, cost: Cost, share: float) -> None:
         for field in fields(Cost):
             name = field.name
             asked, held = getattr(cost, name), getattr(self.held, name)

@@ -49,7 +49,7 @@ class Loop:
         self._poll_seconds = poll_seconds if engine.info.on_gpu else 0.0
         self._jobs: dict[int, Job] = {}
         self._queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
-        self._running = self._tokens = 0
+        self._running = self._bulk = self._tokens = 0
         self._stepped = self._worked = 0.0
         self._busy = False
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
@@ -105,6 +105,7 @@ class Loop:
                     given += tokens
                     self._tokens += tokens
                     self._running += 1
+                    self._bulk += queue[0].work.bulk
                 except ValueError as error:
                     yield Result(queue[0].work.id, error=str(error))
                     self._drop(queue[0].work.id)
@@ -114,7 +115,9 @@ class Loop:
 
     def _has_room(self, job: Job, given: int) -> bool:
         info = self._engine.info
-        if given and info.step_tokens and given + job.next_tokens > info.step_tokens:
+        # One bulk input may go over: beside interactive ones a long one would never fit.
+        bounded = given and (self._bulk or not job.work.bulk)
+        if bounded and given + job.next_tokens > (info.step_tokens or sys.maxsize):
             return False
         # Bulk inputs of many steps in the engine's own queue would stand before
         # interactive ones that come later.
@@ -128,6 +131,7 @@ class Loop:
             id_, _, index = key.partition("-")
             job = self._jobs[int(id_)]
             self._running -= 1
+            self._bulk -= job.work.bulk
             tokens += job.tokens(int(index))
             job.finish(int(index), rows)
             if (done := job.result(self._stepped)) is not None:
@@ -143,6 +147,7 @@ class Loop:
         running = job.running()
         self._engine.abort([f"{id_}-{index}" for index in running])
         self._running -= len(running)
+        self._bulk -= len(running) * job.work.bulk
         self._tokens -= sum(map(job.tokens, running))
         if not job.fed:
             self._queues[job.work.bulk].remove(job)

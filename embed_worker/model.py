@@ -83,10 +83,8 @@ class Model:
         if patient:
             await self._admission.wait_for_room(cost(request))
         with self._admission.hold(cost(request), bulk=bulk):
-            if not patient and most_tokens is None and kind == "texts":
-                large = pieces(request.texts.texts, self.tokenizer, options)
-                if large and self._admission.has_ample_room(Cost(tokens=large.most_tokens)):
-                    return await self._run_pieces(large, params, task, bulk=bulk)
+            if not patient and most_tokens is None and (large := self._pieces(request, options)):
+                return await self._run_pieces(large, params, task, bulk=bulk)
             with telemetry.stage("tokenize"):
                 batch = await self._tokenize(request, kind, options)
             checks.check_answer(batch.tokens, most_tokens)
@@ -137,6 +135,13 @@ class Model:
         with self._admission.hold(Cost(tokens=batch.tokens), bulk=bulk), telemetry.stage("engine"):
             rows, offsets = await self._engine.run(batch, params, bulk=bulk)
         return self._pooled(rows, offsets, batch, task, field)
+
+    def _pieces(self, request: Any, options: TextOptions) -> Pieces | None:
+        # Pieces of one request would not know of each other's texts in the cache.
+        cached = isinstance(self._engine, VectorCache)
+        large = None if cached else pieces(request.texts.texts, self.tokenizer, options)
+        ample = large and self._admission.has_ample_room(Cost(tokens=large.most_tokens))
+        return large if ample else None
 
     async def _run_pieces(self, large: Pieces, params: Params, task: str, *, bulk: bool) -> Pooled:
         field = FIELDS["texts"]

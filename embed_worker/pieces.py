@@ -25,7 +25,13 @@ class Pieces(NamedTuple):
     options: TextOptions
     cuts: Sequence[slice]
     tokenizer: BatchTokenizer
-    most_tokens: int
+    most: Sequence[int]
+    """Most tokens that each text can have."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that all texts can have."""
+        return sum(self.most)
 
     async def tokenize(self, cut: slice, field: Field) -> Batch:
         """Token ids of one piece."""
@@ -47,17 +53,19 @@ class Pieces(NamedTuple):
     ) -> tuple[Rows, Offsets, Batch]:
         """Pool the first piece, and tokenise and pool the others.
 
-        `counted` is told how many tokens there are once that is known. Returns the rows and
-        offsets of all pieces as of one batch, and that batch.
+        `counted` is told the most tokens that there can be whenever more of them are known.
+        Returns the rows and offsets of all pieces as of one batch, and that batch.
         """
         batches = [first]
+        counted(first.tokens + sum(self.most[self.cuts[0].stop :]))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(engine.run(first, params, bulk=bulk))]
                 for cut in self.cuts[1:]:
                     batches.append(await self.tokenize(cut, field))
                     tasks.append(group.create_task(engine.run(batches[-1], params, bulk=bulk)))
-                counted(sum(batch.tokens for batch in batches))
+                    known = sum(batch.tokens for batch in batches)
+                    counted(known + sum(self.most[cut.stop :]))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return *merge([task.result() for task in tasks]), joined(batches)
@@ -70,8 +78,8 @@ def pieces(texts: Sequence[str], tokenizer: BatchTokenizer, options: TextOptions
     before the first piece runs.
     """
     cuts = cut_up(texts)
-    most_tokens = tokenizer.most_tokens(texts, options) if len(cuts) > 1 else None
-    return None if most_tokens is None else Pieces(texts, options, cuts, tokenizer, most_tokens)
+    most = tokenizer.most_tokens(texts, options) if len(cuts) > 1 else None
+    return None if most is None else Pieces(texts, options, cuts, tokenizer, most)
 
 
 def cut_up(texts: Sequence[str], characters: int = _CHARACTERS) -> list[slice]:

@@ -85,16 +85,20 @@ class BatchTokenizer:
             return self.encode(texts, options, field)
         return await asyncio.to_thread(self.encode, texts, options, field)
 
-    def most_tokens(self, texts: Sequence[str], options: TextOptions) -> int | None:
-        """Most tokens that the texts can have; None if one of them might be refused.
+    def most_tokens(self, texts: Sequence[str], options: TextOptions) -> list[int] | None:
+        """Most tokens that each text can have; None if one of them might be refused.
 
         A token has at least one character or, where there is none for a character, one of its
-        bytes. (A few Arabic ligatures that Unicode's NFKC spells out can be more.)
+        bytes. (A few characters that Unicode's normal forms spell out can be more.)
         """
-        own = self.special_tokens + 1 + len(options.prefix)
-        most = [own + len(text) * (1 if text.isascii() else 4) for text in texts]
-        too_long = options.limit is None and max(most) > self._max_model_len
-        return None if too_long or any(map(str.isspace, texts)) else sum(most)
+        limit = options.limit or self._max_model_len
+        own = self.special_tokens + 1 + _most_tokens(options.prefix)
+        most = [own + _most_tokens(text) for text in texts]
+        if options.limit is None and max(most) > limit:
+            return None
+        if not (options.special and self.special_tokens) and not all(map(_has_letter, texts)):
+            return None
+        return [min(tokens, limit) for tokens in most]
 
     def encode(self, texts: Sequence[str], options: TextOptions, field: Field) -> Batch:
         """The same, on the calling thread."""
@@ -184,6 +188,15 @@ class BatchTokenizer:
             got = self.encode([text], TextOptions(), str).ids.tolist()
             if got != expected:
                 raise RuntimeError(f"tokenizer: {text!r} gave {got}, vLLM's gives {expected}")
+
+
+def _most_tokens(text: str) -> int:
+    return len(text) * (1 if text.isascii() else 4)
+
+
+def _has_letter(text: str) -> bool:
+    """Whether there is something that no normalisation takes away."""
+    return any(map(str.isalnum, text))
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

@@ -174,11 +174,11 @@ async def test_waiting_for_room() -> None:
 
 def test_what_is_not_needed_is_given_back() -> None:
     """At once, and the rest at the end, whatever was given back before."""
-    admission = Admission(Cost(10, 10, 10, 10))
-    with admission.hold(Cost(tokens=9)) as permit:
-        assert not admission.has_ample_room(Cost(tokens=2))
-        admission.shrink(permit, Cost(tokens=3))
-        assert admission.held == Cost(tokens=3)
-        assert admission.has_ample_room(Cost(tokens=2))
-        assert not admission.has_ample_room(Cost(tokens=3))
+    admission = Admission(Cost(100, 100, 100, 100))
+    with admission.hold(Cost(tokens=30)) as permit:
+        assert not admission.has_ample_room(Cost(tokens=15))
+        admission.shrink(permit, Cost(tokens=10))
+        assert admission.held == Cost(tokens=10)
+        assert admission.has_ample_room(Cost(tokens=15))
+        assert not admission.has_ample_room(Cost(tokens=16))
     assert admission.held == Cost()

@@ -18,6 +18,9 @@ from tests.embed_worker.launch import Launcher, fails
 
 WORDS = "x" * 60
 MANY = 1800
+# What the engine was asked for and has answered.
+INPUTS = "embed_worker_step_inputs_sum{model=fake}"
+WORKS = "embed_worker_queue_seconds_count{model=fake}"
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +52,24 @@ def test_pieces_hold_each_text_once(lengths: list[int], expected: list[tuple[int
         pytest.param("x" * 62, False, id="perhaps a token more than that"),
         pytest.param("é" * 15, True, id="four tokens for a character fit"),
         pytest.param("é" * 16, False, id="four tokens for a character do not"),
-        pytest.param("   ", False, id="perhaps no token at all"),
     ],
 )
 def test_only_what_is_sure_to_be_taken(tokenizer: BatchTokenizer, text: str, sure: bool) -> None:
     """A text that may be refused keeps the whole request from being worked on before that."""
-    most = tokenizer.most_tokens(["ok", text], TextOptions())
-    assert (most is not None) is sure
+    assert (tokenizer.most_tokens(["ok", text], TextOptions()) is not None) is sure
     assert (pieces([WORDS] * MANY + [text], tokenizer, TextOptions()) is not None) is sure
 
 
+@pytest.mark.parametrize("text", ["   ", "\u200b", "\x00\n"])
+def test_what_may_be_no_token_at_all(tokenizer: BatchTokenizer, text: str) -> None:
+    """Without special tokens such a text is refused; with them it is never empty."""
+    assert tokenizer.most_tokens(["ok", text], TextOptions(special=False)) is None
+    assert tokenizer.most_tokens(["ok", text], TextOptions()) is not None
+
+
 def test_what_is_cut_anyway_is_never_too_long(tokenizer: BatchTokenizer) -> None:
-    """With truncation a text of any length is taken."""
-    assert tokenizer.most_tokens(["x" * 500], TextOptions(limit=10)) == 503
+    """With truncation a text of any length is taken, and counts for what is left of it."""
+    assert tokenizer.most_tokens(["x" * 500, "x"], TextOptions(limit=10)) == [10, 4]
 
 
 def test_few_texts_are_no_pieces(tokenizer: BatchTokenizer) -> None:
@@ -72,10 +80,10 @@ def test_few_texts_are_no_pieces(tokenizer: BatchTokenizer) -> None:
 def test_most_tokens_is_no_less_than_there_are(tokenizer: BatchTokenizer) -> None:
     """It is what is held of the worker's queue while tokens are not counted yet."""
     texts = ["a", "bcd", "é ñ", "日本語"]
-    for options in (TextOptions(), TextOptions(special=False), TextOptions(prefix="query: ")):
+    for options in (TextOptions(), TextOptions(special=False), TextOptions(prefix="frage ß: ")):
         most = tokenizer.most_tokens(texts, options)
         assert most is not None
-        assert most >= tokenizer.encode(texts, options, str).tokens
+        assert (np.diff(tokenizer.encode(texts, options, str).offsets) <= most).all()
 
 
 def test_batches_are_joined_in_order(tokenizer: BatchTokenizer) -> None:
@@ -122,7 +130,7 @@ async def test_a_piece_that_fails_ends_the_others(tokenizer: BatchTokenizer) -> 
 async def test_a_text_is_named_by_its_place_in_the_request(info: EngineInfo) -> None:
     """Also where a tokenizer makes more tokens of a text than anybody would think."""
     tokenizer = BatchTokenizer(info)
-    large = Pieces(["ok"] * 3 + ["x" * 63], TextOptions(), cut_up([]), tokenizer, 0)
+    large = Pieces(["ok"] * 3 + ["x" * 63], TextOptions(), cut_up([]), tokenizer, [])
     with pytest.raises(InvalidArgument) as caught:
         await large.tokenize(slice(2, 4), "texts.texts[{}]".format)
     assert caught.value.field == "texts.texts[3]"
@@ -136,9 +144,12 @@ def info() -> EngineInfo:
 
 async def test_a_large_request_is_answered_as_its_texts_are(start: Launcher) -> None:
     """The vectors, their order and the usage are those of small requests."""
-    worker = await start.start("--max-num-seqs", "256", "--engine-processes", "2")
+    worker = await start.start("--max-num-seqs", "256")
+    await worker.embed("first")
+    before = (await worker.metrics())[WORKS]
     texts = [f"{number:060d}" for number in range(MANY)]
     answer = await worker.embedding.Embed(worker.request(*texts), timeout=20)
+    assert (await worker.metrics())[WORKS] - before == len(cut_up(texts)) > 1
     assert answer.usage.prompt_tokens == MANY * 62
     large = np.array([own.values for own in answer.embeddings])
     small = [await worker.embed(*texts[at : at + 100]) for at in range(0, MANY, 100)]
@@ -150,10 +161,10 @@ async def test_a_mistake_in_a_large_request_costs_no_engine_work(start: Launcher
     """The last of many texts is too long: nothing before it was worked on."""
     worker = await start.start("--max-num-seqs", "256")
     await worker.embed("first")
-    before = (await worker.metrics())["embed_worker_step_inputs_sum{model=fake}"]
+    before = (await worker.metrics())[INPUTS]
     error = await fails(worker.embed(*[WORDS] * MANY, "x" * 63))
     assert (type(error), error.field) == (InvalidArgument, f"texts.texts[{MANY}]")
-    after = (await worker.metrics())["embed_worker_step_inputs_sum{model=fake}"]
+    after = (await worker.metrics())[INPUTS]
     assert after == before
 
 
@@ -175,3 +186,12 @@ async def test_a_large_request_that_just_fits(start: Launcher) -> None:
     assert (await worker.embed(*[WORDS] * MANY)).shape == (MANY, 8)
     error = await fails(worker.embed(*[WORDS] * (MANY + 1)))
     assert isinstance(error, TooLarge)
+
+
+async def test_texts_that_are_kept_are_computed_once_a_request(start: Launcher) -> None:
+    """However large the request is."""
+    worker = await start.start("--vector-cache-bytes", "1000000", "--max-num-seqs", "256")
+    await worker.embed("first")
+    before = (await worker.metrics())[INPUTS]
+    assert (await worker.embed(*[WORDS] * MANY)).shape == (MANY, 8)
+    assert (await worker.metrics())[INPUTS] - before == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorway.v1.embedding_pb2 import PRIORITY_BULK
 from tests.embed_worker.launch import Launcher, Worker
 
 TICKS = 100  # Of the kernel's clock in a second, as /proc counts.
@@ -39,6 +40,20 @@ async def test_a_step_gets_no_more_tokens_than_it_should(
         expected,
         inputs,
     ]
+
+
+async def test_long_bulk_work_goes_on_beside_short_questions(start: Launcher) -> None:
+    """A bulk input that would never fit beside them is given all the same, one at a time."""
+    flags = ("--step-tokens", "80", "--max-num-seqs", "64", "--max-model-len", "128")
+    worker = await start.start(*flags, "--step-seconds", "0.01")
+    bulk = asyncio.create_task(worker.embed(*["b" * 78] * 5, priority=PRIORITY_BULK))
+
+    async def ask() -> None:
+        while not bulk.done():
+            await worker.embed("short")
+
+    await asyncio.gather(*(ask() for _ in range(4)))
+    assert (await bulk).shape == (5, 8)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -141,12 +141,14 @@ async def test_callers_that_leave_take_their_work_along(worker: Worker, expected
     """Whatever step their inputs are in; those who stay get their own vectors."""
     for seed in range(20):
         left = worker.ids(*(sequence(LIMIT, 100 * seed + own) for own in range(8)))
-        leaving = asyncio.create_task(worker.embedding.Embed(left, timeout=10).code())
+        leaving = worker.embedding.Embed(left, timeout=10)
         await asyncio.sleep(0.002 * seed)
         stays = asyncio.create_task(check(worker, expected, sequence(20, seed)))
-        leaving.cancel()
+        assert leaving.cancel()
         await stays
-    assert (await worker.itself()).load.requests == 0
+    async with asyncio.timeout(10):
+        while (await worker.itself()).load.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_every_name_answers(worker: Worker) -> None:
