@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import metadata
@@ -54,6 +54,8 @@ WORDS = """
 # for their own while they measure it.
 GPU_FLAGS = "--load-format dummy --max-model-len 3096 --no-enable-prefix-caching"
 GPU_CACHE = f"--kv-cache-memory-bytes {32 << 30}"
+# The cache's size is only read on a CPU.
+ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 CPU_FLAGS = "--dtype bfloat16 --enforce-eager"
 
 Vectors = NDArray[np.float32]
@@ -92,19 +94,22 @@ def start(stack: ExitStack, args: argparse.Namespace, logs: Path) -> dict[str, W
     flags += shlex.split(CPU_FLAGS if args.cpu else f"{GPU_FLAGS} {GPU_CACHE}")
     flags += [] if args.cpu else ["--gpu-memory-utilization", str(args.memory)]
     vllm, router, alone, rest = (free_port() for _ in range(4))
-    started = partial(_started, stack, logs, args)
+    started = partial(_started, stack, logs)
     cli = ("vllm.entrypoints.cli.main", "serve")
-    started("vllm", 0, *cli, *flags, "--port", str(vllm), *shlex.split(args.vllm))
+    peer = {"PYTHONPATH": stack.enter_context(stand_in())} if args.cpu else {}
+    started("vllm", peer, *cli, *flags, "--port", str(vllm), *shlex.split(args.vllm))
     for name, port in (("router", router), ("alone", alone)):
-        started(name, 0, "router", "--port", str(port))
-    started("rest", 0, "rest_shim", "--port", str(rest), "--router", f"{HOST}:{router}")
+        started(name, {}, "router", "--port", str(port))
+    started("rest", {}, "rest_shim", "--port", str(rest), "--router", f"{HOST}:{router}")
     workers = [free_port() for _ in range(args.workers)]
+    given = dict(pair.split("=", 1) for pair in args.env)
     for index, port in enumerate(workers):
         # The first worker is also alone behind a router of its own.
         routers = (router, alone) if index == 0 else (router,)
         own = [part for to in routers for part in ("--router", f"{HOST}:{to}")]
         own += ["--port", str(port), *shlex.split(args.ours[index % len(args.ours)])]
-        started(f"worker{index}", index % args.gpus, "embed_worker", *flags, *own)
+        gpu = {"CUDA_VISIBLE_DEVICES": str(index % args.gpus)}
+        started(f"worker{index}", {**given, **gpu}, "embed_worker", *flags, *own)
     wait_for(lambda: healthy(vllm))
     wait_for(lambda: registered(router) == args.workers)
     wait_for(lambda: registered(alone) == 1)
@@ -120,23 +125,9 @@ def start(stack: ExitStack, args: argparse.Namespace, logs: Path) -> dict[str, W
 
 
 def _started(
-    stack: ExitStack,
-    logs: Path,
-    options: argparse.Namespace,
-    name: str,
-    gpu: int,
-    module: str,
-    *args: str,
+    stack: ExitStack, logs: Path, name: str, own: Mapping[str, str], module: str, *args: str
 ) -> None:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if "worker" in name:
-        env |= dict(pair.split("=", 1) for pair in options.env)
-    if options.cpu:
-        env["VLLM_CPU_KVCACHE_SPACE"] = "1"
-        if name == "vllm":
-            env["PYTHONPATH"] = stack.enter_context(stand_in())
-    elif "worker" in name:
-        env["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    env = {**os.environ, **ENV, **own}
     log = stack.enter_context((logs / f"{name}.log").open("wb"))
     process = subprocess.Popen(
         (sys.executable, "-m", module, *args),

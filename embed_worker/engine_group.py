@@ -10,14 +10,17 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embed_worker.engine import EngineInfo, Params, Rows
 from embed_worker.engine_client import EngineProcess
 from embed_worker.tokenizer import Batch, Offsets
 from tensorway.sharding import Shard, split
+
+N = TypeVar("N", bound=np.generic)
 
 
 class EngineGroup:
@@ -89,8 +92,8 @@ def part(batch: Batch, shard: Shard) -> Batch:
     return Batch(ids, offsets - offsets[0], batch.seconds[shard.start : shard.stop])
 
 
-def merge(parts: Sequence[tuple[Rows, Offsets]]) -> tuple[Rows, Offsets]:
-    """The rows of contiguous shards, one after the other."""
+def merge(parts: Sequence[tuple[NDArray[N], Offsets]]) -> tuple[NDArray[N], Offsets]:
+    """The rows of contiguous shards, or the ids of their inputs, one after the other."""
     starts = np.cumsum([0, *(len(rows) for rows, _ in parts)])
     offsets = [own[1:] + start for (_, own), start in zip(parts, starts, strict=False)]
     return np.concatenate([rows for rows, _ in parts]), np.concatenate([[0], *offsets])

@@ -51,19 +51,19 @@ class Loop:
         self._queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
         self._running = self._bulk = self._tokens = 0
         self._stepped = self._worked = 0.0
-        self._busy = False
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def run(self) -> None:
         """Run until killed; an error of the engine ends the process."""
+        busy = False
         while True:
-            self._receive()
+            self._receive(wait=not busy)
             results = list(self._feed())
             stepped = self._running > 0
             finished = self._step() if stepped else []
             if stepped or results:
                 self._send(results, finished)
-            self._busy = bool(self._jobs) or self._engine.tidy()
+            busy = bool(self._jobs) or self._engine.tidy()
 
     def _step(self) -> list[tuple[str, Rows]]:
         began = time.monotonic()
@@ -72,13 +72,11 @@ class Loop:
         self._stepped += self._worked - began
         return finished
 
-    def _receive(self) -> None:
-        idle = not (self._busy or self._jobs)
-        if idle:
+    def _receive(self, *, wait: bool) -> None:
+        if wait:
             self._poll()
-        # Sleep only when there is nothing to do.
-        while self._socket.poll(None if idle else 0):
-            idle = False
+        while self._socket.poll(None if wait else 0):
+            wait = False
             head, *frames = self._socket.recv_multipart()
             match self._decoder.decode(head):
                 case Work() as work:
@@ -117,7 +115,7 @@ class Loop:
         info = self._engine.info
         # One bulk input may go over: beside interactive ones a long one would never fit.
         bounded = given and (self._bulk or not job.work.bulk)
-        if bounded and given + job.next_tokens > (info.step_tokens or sys.maxsize):
+        if info.step_tokens and bounded and given + job.next_tokens > info.step_tokens:
             return False
         # Bulk inputs of many steps in the engine's own queue would stand before
         # interactive ones that come later.

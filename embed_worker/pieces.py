@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from embed_worker.engine import Params, Rows
 from embed_worker.engine_group import EngineGroup, merge
 from embed_worker.tokenizer import Batch, BatchTokenizer, Field, Offsets, TextOptions
@@ -57,18 +55,22 @@ class Pieces(NamedTuple):
         Returns the rows and offsets of all pieces as of one batch, and that batch.
         """
         batches = [first]
-        counted(first.tokens + sum(self.most[self.cuts[0].stop :]))
+        counted(self._at_most(batches))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(engine.run(first, params, bulk=bulk))]
                 for cut in self.cuts[1:]:
                     batches.append(await self.tokenize(cut, field))
                     tasks.append(group.create_task(engine.run(batches[-1], params, bulk=bulk)))
-                    known = sum(batch.tokens for batch in batches)
-                    counted(known + sum(self.most[cut.stop :]))
+                    counted(self._at_most(batches))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return *merge([task.result() for task in tasks]), joined(batches)
+
+    def _at_most(self, known: Sequence[Batch]) -> int:
+        """Most tokens that there can be, now that those of the first pieces are known."""
+        left = self.most[self.cuts[len(known) - 1].stop :]
+        return sum(batch.tokens for batch in known) + sum(left)
 
 
 def pieces(texts: Sequence[str], tokenizer: BatchTokenizer, options: TextOptions) -> Pieces | None:
@@ -91,6 +93,5 @@ def cut_up(texts: Sequence[str], characters: int = _CHARACTERS) -> list[slice]:
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """Batches of single texts, one after the other."""
-    lengths = [np.diff(batch.offsets) for batch in batches]
-    offsets = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
-    return Batch(np.concatenate([batch.ids for batch in batches]), offsets, batches[0].seconds)
+    ids, offsets = merge([(batch.ids, batch.offsets) for batch in batches])
+    return Batch(ids, offsets, batches[0].seconds)

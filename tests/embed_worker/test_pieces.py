@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from embed_worker.engine import EngineInfo, Params
+from embed_worker.engine import Params
 from embed_worker.fake_engine import FakeEngine
 from embed_worker.pieces import Pieces, cut_up, joined, pieces
 from embed_worker.tokenizer import Batch, BatchTokenizer, TextOptions
@@ -127,19 +127,12 @@ async def test_a_piece_that_fails_ends_the_others(tokenizer: BatchTokenizer) -> 
     assert engine.cancelled
 
 
-async def test_a_text_is_named_by_its_place_in_the_request(info: EngineInfo) -> None:
+async def test_a_text_is_named_by_its_place_in_the_request(tokenizer: BatchTokenizer) -> None:
     """Also where a tokenizer makes more tokens of a text than anybody would think."""
-    tokenizer = BatchTokenizer(info)
     large = Pieces(["ok"] * 3 + ["x" * 63], TextOptions(), cut_up([]), tokenizer, [])
     with pytest.raises(InvalidArgument) as caught:
         await large.tokenize(slice(2, 4), "texts.texts[{}]".format)
     assert caught.value.field == "texts.texts[3]"
-
-
-@pytest.fixture
-def info() -> EngineInfo:
-    """What the fake engine says of itself."""
-    return FakeEngine([], 1).info
 
 
 async def test_a_large_request_is_answered_as_its_texts_are(start: Launcher) -> None:

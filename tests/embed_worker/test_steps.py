@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tensorway.v1.embedding_pb2 import PRIORITY_BULK
 from tests.embed_worker.launch import Launcher, Worker
-
-TICKS = 100  # Of the kernel's clock in a second, as /proc counts.
 
 
 async def steps(worker: Worker) -> list[float]:
@@ -58,8 +56,8 @@ async def test_long_bulk_work_goes_on_beside_short_questions(start: Launcher) ->
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 @pytest.mark.parametrize(
